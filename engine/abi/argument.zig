@@ -12,14 +12,14 @@ const Rates = session.Rates;
 
 // ---- structs, which begin with their size
 
-// Callers and library may be of different versions, and fields are only ever appended. So a shorter
-// struct of an old caller is filled up with defaults, and a longer one of a new caller is fine as
-// long as the part that this library does not know is zero.
+// Callers and library may be of different versions, and fields are only ever appended. A shorter
+// struct of an old caller is filled up with defaults. A longer struct of a new caller is fine as
+// long as the fields that this library does not know are zero.
 
-/// No struct of the header will ever be larger; what claims to be is not initialised.
+/// No struct of the header will ever be larger: a struct with a larger size is not initialised.
 const size_max = 4096;
 
-/// The options of a caller; null stands for all defaults, which are zeros.
+/// Reads the options of a caller; null stands for all defaults, which are zeros.
 pub fn sized(comptime T: type, comptime name: []const u8, from: ?*const T) status.Error!T {
     comptime assert(std.mem.eql(u8, std.meta.fields(T)[0].name, "size"));
     var value = std.mem.zeroes(T);
@@ -34,7 +34,7 @@ pub fn sized(comptime T: type, comptime name: []const u8, from: ?*const T) statu
     return value;
 }
 
-/// Gives a caller the fields that its version of the struct has.
+/// Writes a result into a caller's struct, as far as the caller's version of the struct goes.
 pub fn write(comptime T: type, comptime name: []const u8, to: *T, value: T) status.Error!void {
     const bytes: [*]u8 = @ptrCast(to);
     const size = try size_of(T, name, bytes);
@@ -53,7 +53,7 @@ pub fn check_reserved(value: u32, comptime kind: []const u8) status.Error!void {
     return status.bad_argument(format, .{value});
 }
 
-/// Checks an output struct before the work whose result it is for.
+/// Checks the size of an output struct, before the call makes the result for it.
 pub fn check_size(comptime T: type, comptime name: []const u8, to: *const T) status.Error!void {
     _ = try size_of(T, name, @ptrCast(to));
 }
@@ -63,12 +63,13 @@ fn size_of(comptime T: type, comptime name: []const u8, bytes: [*]const u8) stat
     return if (plausible(T, size)) size else bad_size(name);
 }
 
-/// Any version of the struct is a multiple of its alignment.
+/// Whether some version of the struct can have this size: each is a multiple of the alignment.
 fn plausible(comptime T: type, size: usize) bool {
     return size >= @sizeOf(usize) and size <= size_max and size % @alignOf(T) == 0;
 }
 
-/// The size cannot be, or a caller of a later version has set what this one does not know.
+/// The sentence about a size that cannot be, or about a field that a caller of a later version has
+/// set and this version does not know.
 fn bad_size(comptime name: []const u8) status.Error {
     return status.bad_argument("the field `size` of the " ++ name ++ " is not the " ++
         "size of any version of it, or something is set in it that this version of the library " ++
@@ -77,13 +78,13 @@ fn bad_size(comptime name: []const u8) status.Error {
 
 // ---- strings
 
-/// error.TooLong: no terminating zero within bytes_max + 1 bytes.
+/// Returns the string at `text`. error.TooLong: no zero ends it within bytes_max + 1 bytes.
 pub fn bounded(text: [*:0]const u8, bytes_max: usize) error{TooLong}![]const u8 {
     for (0..bytes_max + 1) |length| if (text[length] == 0) return text[0..length];
     return error.TooLong;
 }
 
-/// Copies with a terminating zero; false if it does not fit.
+/// Copies a text with a terminating zero; false if it does not fit.
 pub fn copy(text: []const u8, to: [*]u8, capacity: usize) bool {
     if (text.len >= capacity) return false;
     @memcpy(to[0..text.len], text);
@@ -91,7 +92,7 @@ pub fn copy(text: []const u8, to: [*]u8, capacity: usize) bool {
     return true;
 }
 
-/// An address among options; null if it is left out.
+/// Reads an address among options; null if it is left out.
 pub fn optional_address(
     text: ?[*:0]const u8,
     comptime name: []const u8,
@@ -102,7 +103,7 @@ pub fn optional_address(
     );
 }
 
-/// A directory or file among options. Ends with a zero, as the system wants it.
+/// Reads the path of a directory or file among options; it ends with a zero, as the system wants.
 pub fn optional_path(
     text: ?[*:0]const u8,
     comptime name: []const u8,
@@ -113,7 +114,7 @@ pub fn optional_path(
     return path.ptr[0..path.len :0];
 }
 
-/// Refuses the value that a variable of the environment has.
+/// The sentence about a variable of the environment that has a wrong value.
 pub fn bad_variable(comptime name: [:0]const u8, comptime wanted: []const u8) status.Error {
     const value = std.mem.span(std.c.getenv(name).?);
     return status.bad_argument(name ++ " is \"{s}\"; it must be " ++ wanted, .{value});
@@ -121,10 +122,10 @@ pub fn bad_variable(comptime name: [:0]const u8, comptime wanted: []const u8) st
 
 // ---- numbers for words of the header
 
-/// pccl_probe_t
+/// The type pccl_probe_t of pccl.h.
 pub const Probe = enum(c_uint) { auto = 0, off = 1 };
 
-/// `kind` has the words: a type of the header.
+/// The word that a number stands for. `kind`: the type of the header that lists the words.
 pub fn word(
     comptime E: type,
     value: c_uint,
@@ -151,10 +152,10 @@ pub fn peer_label(given: ?[*:0]const u8) status.Error!base.Label {
     );
 }
 
-/// "node7:4242"
+/// The label of this process: "node7:4242".
 fn of_process() base.Label {
     var host: [host_bytes_max]u8 = @splat(0);
-    // Where the name does not fit, its beginning is there, and the last byte is zero all the same.
+    // A host name that does not fit is cut, and the last byte is zero all the same.
     const is_known = std.c.gethostname(&host, host.len - 1) == 0;
     const name = if (is_known) std.mem.sliceTo(&host, 0) else "?";
     var whole: [host_bytes_max + 16]u8 = undefined;
@@ -163,12 +164,12 @@ fn of_process() base.Label {
     return .shown(told);
 }
 
-/// Longer than the name of any host, with the zero.
+/// No host name needs more bytes than this, with its terminating zero.
 const host_bytes_max = 256;
 
 // ---- rates: "100mbit,eu-1=20mbit", in C and in Python, read only here (session/session.zig)
 
-/// All names and their rates fit.
+/// The most bytes of a text with rates: all names and their rates fit.
 const text_bytes_max = limits.send_rates_max * (limits.label_bytes_max + 32);
 
 pub const pccl_rate_parse = status.C(parse).call;
@@ -181,7 +182,7 @@ fn parse(text: ?[*:0]const u8, name: ?[*:0]const u8, rate: ?*u64) status.Error!v
     out.* = (try send_rates(given, called)).all;
 }
 
-/// `called`: its name for the user.
+/// Reads a text with rates, which sentences call `called`.
 pub fn send_rates(given: [*:0]const u8, called: []const u8) status.Error!Rates {
     const whole = bounded(given, text_bytes_max) catch return status.bad_argument(
         "{s} has more than {d} bytes",
@@ -201,7 +202,7 @@ pub fn send_rates(given: [*:0]const u8, called: []const u8) status.Error!Rates {
     return rates;
 }
 
-/// "100mbit" or "eu-1=20mbit"; a label may have "=" in it, a rate has none.
+/// Reads one item, "100mbit" or "eu-1=20mbit". A label may have "=" in it, a rate has none.
 fn read_item(rates: *Rates, item: []const u8, called: []const u8) status.Error!void {
     const equals = std.mem.lastIndexOfScalar(u8, item, '=');
     const rate_text = std.mem.trim(u8, if (equals) |at| item[at + 1 ..] else item, " ");
@@ -232,7 +233,7 @@ fn read_item(rates: *Rates, item: []const u8, called: []const u8) status.Error!v
     );
 }
 
-/// Bytes per second; null if the text is no rate, or a rate out of range.
+/// The rate of a text in bytes per second; null if the text is no rate, or a rate out of range.
 fn rate_of(given: []const u8) ?u64 {
     const end = std.mem.indexOfNone(u8, given, "0123456789.") orelse given.len;
     if (end == 0 or given[0] == '.' or given[end - 1] == '.') return null;
@@ -249,7 +250,7 @@ fn rate_of(given: []const u8) ?u64 {
     return @intFromFloat(found);
 }
 
-/// A b alone may be bits or bytes, so bits are written out.
+/// The units of rates. A b alone may mean bits or bytes, so "bit" is written out.
 const units = [_]struct { name: []const u8, bytes: f64 }{
     .{ .name = "", .bytes = 1 },
     .{ .name = "B", .bytes = 1 },

@@ -1,7 +1,8 @@
 //! collective: the calls that move data. The table has a row for each function of the header: its
 //! name, the operation, and its shape, which has the arguments in their order. `begin` checks what
 //! a program in C may get wrong: numbers, pointers and options; the session checks what depends on
-//! the membership. Nothing is sent before that. A call that has begun is a work: work.zig.
+//! the membership. Nothing is sent before the session and `begin` have checked a call. A call that
+//! has begun is a work: work.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -46,18 +47,20 @@ pub const ArrayOfCaller = extern struct {
     reserved: u32,
 };
 
-/// The arguments of C that a Call has in other types; the others are in the Call from the start.
+/// The arguments of C that a Call has in other types; a Call has all other arguments from the
+/// start.
 const Given = struct {
     options: ?*const CollectiveOptions,
     dtype: c_uint = 0,
-    /// Elements of each rank's shard, where they differ, and how many ranks the caller counts.
+    /// The number of elements of each rank's shard, if these differ.
     counts: union(enum) {
         alike,
         each: ?[*]const u64,
         exchanged: struct { send: ?[*]const u64, recv: ?[*]const u64 },
     } = .alike,
+    /// The number of ranks for which the caller gives counts.
     ranks: u32 = 0,
-    /// Several arrays, instead of the one.
+    /// The arrays of a coalesced call; null: the call has one array.
     arrays: ?struct { first: ?[*]const ArrayOfCaller, count: u64 } = null,
 };
 
@@ -81,7 +84,7 @@ const table = [_]Row{
     .{ .name = "gather_v", .kind = .gather, .shape = SendRecvCountsRoot },
     .{ .name = "all_to_all", .kind = .all_to_all, .shape = SendRecv },
     .{ .name = "all_to_all_v", .kind = .all_to_all, .shape = SendRecvBothCounts },
-    // Its kind is its first argument.
+    // The kind of a coalesced call is an argument of the function.
     .{ .name = "coalesced", .kind = undefined, .shape = Arrays },
     .{ .name = "send", .kind = .send_recv, .shape = BufferDst },
     .{ .name = "recv", .kind = .send_recv, .shape = BufferSrc },
@@ -95,7 +98,7 @@ comptime {
     }
 }
 
-/// A function of the table, for those who call it from here: `Named("pccl_barrier").function`.
+/// A function of the table, for callers in Zig: `Named("pccl_barrier").function`.
 pub fn Named(comptime name: []const u8) type {
     for (table) |row| {
         if (std.mem.eql(u8, name, "pccl_" ++ row.name)) return row.shape(row.kind, block);
@@ -291,7 +294,7 @@ fn Nothing(comptime kind: OpKind, comptime run: Run) type {
     };
 }
 
-/// A call with the session's defaults for what it does not have; `begin` fills in the options.
+/// A call with the session's defaults for all other fields; `begin` fills in the options.
 fn of(kind: OpKind, send: Sent, recv: Received, count: u64, root: u32) Call {
     return .{
         .kind = kind,
@@ -323,7 +326,7 @@ fn message(part: Call.Part, send: Sent, recv: Received, count: u64, partner: u32
     return made;
 }
 
-// ---- the two ways to run one
+// ---- the two ways to run a call
 
 fn block(handle: ?*Comm, out: ?*?*Work, given: Given, asked: Call) status.Error!void {
     var local: Work = undefined;
@@ -332,7 +335,7 @@ fn block(handle: ?*Comm, out: ?*?*Work, given: Given, asked: Call) status.Error!
         if (out != null) gpa.destroy(work);
         return err;
     };
-    const outcome = work.wait(base.never).?; // the session keeps the deadline
+    const outcome = work.wait(base.never).?; // the session ends it at the deadline
     const result = if (outcome == .ok) {} else sentence.operation(work.operation);
     if (out != null and (outcome == .ok or outcome == .in_doubt)) {
         out.?.* = work;
@@ -353,7 +356,7 @@ fn start(handle: ?*Comm, out: ?*?*Work, given: Given, asked: Call) status.Error!
 
 // ---- the checks
 
-/// Begins a call. Its shape has set the fields that need no check.
+/// Begins a call, whose shape has set the fields that need no check.
 fn begin(
     work: *Work,
     handle: ?*Comm,
@@ -392,7 +395,7 @@ fn begin(
     call.tag = options.tag;
     call.deadline = comm.deadline(options.deadline_ns);
     if (call.exchanged != null or call.kind == .send_recv or call.kind == .barrier) call.form = 0;
-    // A message has no choice of these.
+    // A message has no choice of op, recovery and plan.
     if (call.kind == .send_recv) {
         call.op = .sum;
         call.recovery = null;
@@ -404,7 +407,7 @@ fn begin(
     };
 }
 
-/// The collective of a coalesced call.
+/// The kind of a coalesced call, from its number in C.
 fn kind_of(value: c_uint) status.Error!OpKind {
     for (std.enums.values(OpKind)) |kind| if (@intFromEnum(kind) == value) switch (kind) {
         .barrier, .sync, .send_recv => break,
@@ -417,7 +420,7 @@ fn dtype_of(value: c_uint) status.Error!base.DType {
     return argument.word(base.DType, value, "dtype", "pccl_dtype_t");
 }
 
-/// The caller frees them.
+/// Reads the arrays of a coalesced call; the caller frees the result.
 fn arrays_of(kind: OpKind, given: *const Given) status.Error![]session.Array {
     const list = given.arrays orelse return &.{};
     if (list.count == 0) return status.bad_argument(
@@ -505,7 +508,8 @@ fn codec_of(
     return codec;
 }
 
-/// The session checks where the buffers lie, as it knows how many elements there are.
+/// Reads the residual of a call. The session checks where the buffers of the residual lie, because
+/// it knows how many elements there are.
 fn residual_of(
     options: *const CollectiveOptions,
     call: *const Call,

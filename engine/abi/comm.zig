@@ -65,27 +65,29 @@ pub const CommInfo = extern struct {
     reserved: u32,
 };
 
-/// pccl_comm_t
+/// The type pccl_comm_t of pccl.h.
 pub const Comm = struct {
     membership: *net.Membership,
-    /// The default for calls that name none; any thread may set it.
+    /// The deadline in nanoseconds of calls that name none; any thread may set it.
     deadline_ns: std.atomic.Value(u64),
     interrupt: net.lock.Interrupt,
 
-    /// A relative deadline of a call, 0 for that of the communicator.
+    /// The instant of a call's deadline, which is relative; 0 stands for the communicator's
+    /// default.
     pub fn deadline(comm: *const Comm, deadline_ns: u64) base.Instant {
         const default_ns = comm.deadline_ns.load(.monotonic);
         return net.clock.after(if (deadline_ns == 0) default_ns else deadline_ns);
     }
 
-    /// Null: this peer is a member, or has closed the communicator itself.
+    /// Why this peer is no member any more; null: it is a member, or has closed the communicator
+    /// itself.
     pub fn lost(comm: *const Comm) ?status.Error {
         const why = comm.membership.lost() orelse return null;
         return sentence.membership(why, comm.membership.why_removed());
     }
 };
 
-/// The handle of a call; a forked child may not use it.
+/// Checks the handle of a call; a forked child may not use its parent's handle.
 pub fn usable(handle: ?*Comm) status.Error!*Comm {
     const comm = handle orelse return status.is_null("comm");
     if (comm.membership.engine.forked()) return sentence.forked();
@@ -122,7 +124,7 @@ noinline fn create(
         .own = .{ .bind = bind orelse ":0", .advertise = advertise, .ports = ports },
     };
     const engine = net.PeerEngine.create(gpa, .{
-        // read_token has parsed it before.
+        // read_token has parsed the address before.
         .coordinator = net.address.Endpoint.parse(value.address()) catch unreachable,
         .run_id = value.run_id,
         .peer_id = try peer_id(&given),
@@ -154,7 +156,7 @@ noinline fn create(
         .system = net.tcp.System.from_environment() catch
             return argument.bad_variable("PCCL_FAULT_TCP", "bare, or not set"),
     }) catch |err| return sentence.create(err, place);
-    defer engine.unreference(); // the membership holds it from now on
+    defer engine.unreference(); // the membership holds the engine from now on
     out.* = try join_engine(engine, &given, .{
         .group = group,
         .interrupt = interrupt,
@@ -257,7 +259,7 @@ fn join(handle: ?*Comm, options: ?*const CommOptions, joined: ?**Comm) status.Er
     out.* = try join_beside(parent, options, null);
 }
 
-/// A group of the run that a communicator is in.
+/// Joins a group of the run that the communicator `parent` is in.
 fn join_beside(
     parent: *Comm,
     options: ?*const CommOptions,
@@ -350,7 +352,7 @@ fn admit(
     admission: ?*Admission,
 ) status.Error!void {
     const comm = try usable(handle);
-    // Before the safe point is passed: afterwards a bad argument could not be repaired.
+    // Checked before the safe point is passed: afterwards a bad argument could not be repaired.
     if (admission) |to| try argument.check_size(Admission, "pccl_admission_t", to);
     const deadline = comm.deadline(deadline_ns);
     const result = comm.membership.admit(how, deadline, comm.interrupt) catch |err|
@@ -376,7 +378,7 @@ fn admit(
         .joined_count = passed.joined,
         .left_count = passed.left,
         .changed = @intFromBool(passed.changed),
-    }) catch unreachable; // it was checked
+    }) catch unreachable; // `check_size` has checked it
 }
 
 pub const pccl_comm_pending_agreed = status.C(pending_agreed).call;
@@ -389,7 +391,7 @@ fn pending_agreed(handle: ?*Comm, deadline_ns: u64, pending: ?*u32) status.Error
     work.begin_pending(comm.membership, &answer, comm.deadline(deadline_ns)) catch |err|
         return sentence.pending(err);
     defer work.deinit();
-    // The session keeps the deadline.
+    // The session ends the wait at the deadline.
     _ = comm.interrupt.wait(&work.finished, base.never) catch work.withdraw();
     if (work.operation.status != .ok) return sentence.operation(work.operation);
     to.* = answer;
@@ -442,7 +444,7 @@ fn name_of(
     );
 }
 
-/// pccl_peer_id_t
+/// The type pccl_peer_id_t of pccl.h.
 pub const PeerIdBytes = extern struct { bytes: [16]u8 };
 
 fn Listed(comptime which: net.Membership.List) type {

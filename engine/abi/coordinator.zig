@@ -38,7 +38,7 @@ pub const CoordinatorOptions = extern struct {
     reserved: u32,
 };
 
-/// pccl_coordinator_t
+/// The type pccl_coordinator_t of pccl.h.
 pub const Coordinator = struct {
     engine: *net.CoordinatorEngine,
     pid: std.c.pid_t,
@@ -60,11 +60,11 @@ noinline fn create(
     var place: sentence.Start = .{
         .own = .{ .bind = bind orelse "127.0.0.1:0", .advertise = advertise },
     };
-    // Without a port, any free one.
+    // An address without a port means any free port.
     var endpoint = net.address.Endpoint.parse_with_port(place.own.bind, 0) catch
         return sentence.start_coordinator(error.BadAddress, &place);
     const state = try StateDir.open(given.state_dir);
-    // The engine takes it over.
+    // A successful create of the engine takes the journal over.
     var journal: ?*JournalFile = if (state) |*dir| dir.file else null;
     defer if (journal) |file| file.close();
     var run_id = if (given.run_id) |id| id.* else net.random.array(16);
@@ -75,7 +75,7 @@ noinline fn create(
     }
 
     const self = net.secret.allocator.create(Coordinator) catch return status.out_of_memory();
-    errdefer net.secret.allocator.destroy(self); // it has the token
+    errdefer net.secret.allocator.destroy(self); // `self` has the token
     self.pid = std.c.getpid();
     self.engine = net.CoordinatorEngine.create(gpa, .{
         .bind = endpoint,
@@ -138,7 +138,8 @@ fn take_times(
     if (given.heartbeat_ns != 0) options.heartbeat_ns = given.heartbeat_ns;
     if (given.silence_ns != 0) options.silence_ns = given.silence_ns;
     if (given.prepare_ns != 0) options.prepare_ns = given.prepare_ns;
-    // No shorter than the coordinator can tell.
+    // The default warning comes no sooner than a heartbeat, before which the coordinator cannot
+    // tell.
     options.stall_warning_ns = @max(options.stall_warning_ns, options.heartbeat_ns);
     if (given.stall_warning_ns != 0) options.stall_warning_ns = given.stall_warning_ns;
     options.stall_ns = given.stall_ns;
@@ -177,7 +178,7 @@ fn seconds(duration_ns: u64) f64 {
     return @as(f64, @floatFromInt(duration_ns)) / std.time.ns_per_s;
 }
 
-/// 0 stands for the default.
+/// The value of an option, checked against its range; 0 stands for the default.
 fn within(
     given: *const CoordinatorOptions,
     comptime name: []const u8,
@@ -203,7 +204,8 @@ pub fn pccl_coordinator_port(coordinator: ?*const Coordinator) callconv(.c) u16 
 
 pub fn pccl_coordinator_destroy(coordinator: ?*Coordinator) callconv(.c) void {
     const self = coordinator orelse return;
-    // In a forked child the thread does not exist: the memory is left to the end of the process.
+    // A forked child does not have the engine's thread: the memory is left to the end of the
+    // process.
     if (self.pid != std.c.getpid()) return;
     self.engine.destroy();
     net.secret.allocator.destroy(self);
@@ -211,24 +213,25 @@ pub fn pccl_coordinator_destroy(coordinator: ?*Coordinator) callconv(.c) void {
 
 // ---- the state directory
 
-/// The directory of the journal (net/journal_file.zig). The run in it decides the options that the
-/// caller left open. An option that contradicts the run is an error: peers were told one value, and
-/// would meet the other.
+/// The state directory, which has the journal (net/journal.zig). The run in the journal decides the
+/// options that the caller left open. An option that contradicts the run is an error: peers were
+/// told one value, and would meet the other.
 const StateDir = struct {
     path: [:0]const u8,
     file: *JournalFile,
-    /// The settings of the run that is there already; they refer to bytes of the file.
+    /// The settings of the run in the journal, which refer to bytes of the file; null: there is no
+    /// run.
     settings: ?Settings,
     /// Peers were told the settings, so no option may differ from them.
     is_used: bool,
 
-    /// Null if the options name none.
+    /// Opens the directory; null if the options name none.
     pub fn open(path: ?[*:0]const u8) status.Error!?StateDir {
         const dir = try argument.optional_path(path, "state_dir") orelse return null;
         var trouble: net.journal.Trouble = undefined;
         const file = JournalFile.open(gpa, dir, &trouble) catch |err|
             return sentence.open_journal(err, dir, &trouble);
-        // `open` has read all records.
+        // JournalFile.open has checked all records.
         return .{
             .path = dir,
             .file = file,
@@ -237,8 +240,8 @@ const StateDir = struct {
         };
     }
 
-    /// Fills in what the caller left open, and refuses what differs, if a peer has been told
-    /// otherwise.
+    /// Fills in the options that the caller left open. Refuses an option that differs from what a
+    /// peer has been told.
     pub fn settle(
         state: *const StateDir,
         given: *CoordinatorOptions,
@@ -309,7 +312,7 @@ const StateDir = struct {
             seconds(given),
             seconds(decided),
         );
-        // No option is 0 here, but the run may have let its links choose.
+        // No option is 0 here, but the run may have 0 lanes: then its links choose.
         if (comptime std.mem.eql(u8, name, "lanes_per_link")) if (decided == 0)
             return state.differs_by(name, .{ "{d}", "{s}" }, given, "auto");
         return state.differs_by(name, .{ "{d}", "{d}" }, given, decided);
@@ -385,9 +388,9 @@ noinline fn parse_token(token: ?[*:0]const u8, info: ?*TokenInfo) status.Error!v
     try argument.write(TokenInfo, "pccl_token_info_t", to, filled);
 }
 
-/// Reads what a caller gave as a token.
+/// Decodes the token that a caller gave.
 pub fn read_token(token: ?[*:0]const u8) status.Error!wire.token.Token {
-    // Room for white space around it.
+    // White space may be around the token.
     const bytes_max = wire.token.text_bytes_max + 64;
     const slice = argument.bounded(token orelse return status.is_null("token"), bytes_max) catch
         return no_token();
@@ -451,7 +454,7 @@ noinline fn ask(
     const value = try read_token(token_text);
     const default_ns = 5 * std.time.ns_per_s;
     const answer = net.status_client.ask(gpa, .{
-        .endpoint = net.address.Endpoint.parse(value.address()) catch unreachable, // read_token has
+        .endpoint = net.address.Endpoint.parse(value.address()) catch unreachable, // parsed before
         .run_id = value.run_id,
         .deadline = net.clock.after(if (timeout_ns == 0) default_ns else timeout_ns),
         .seed = net.random.seed(),

@@ -1,7 +1,7 @@
 //! library: what a program may ask of the library itself: its versions, its CPU level, the sizes of
-//! its dtypes, the lines of its log (net/log.zig), and how fast its kernels are, for
-//! `pccl bench kernels` and bench/kernels.py: the clock and the checks are here, the kernels, and
-//! the loops that they are compared with, in kernels/measure.zig.
+//! its dtypes, the lines of its log (net/log.zig), and how fast its kernels are, for `pccl bench
+//! kernels` and bench/kernels.py. The clock and the checks are here; the kernels, and the loops
+//! that they are compared with, are in kernels/measure.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -30,20 +30,21 @@ pub fn pccl_wire_version() callconv(.c) u32 {
 }
 
 pub fn pccl_cpu_level() callconv(.c) [*:0]const u8 {
-    // A forced level counts from the first look; a bad one is reported by the first create.
+    // A level of PCCL_CPU_LEVEL counts from the first question on; the first create reports a bad
+    // level.
     choose_cpu_level() catch {};
     return kernels.level_name();
 }
 
 pub const LevelError = error{BadCpuLevel};
 
-/// Obeys PCCL_CPU_LEVEL. An empty value counts as unset.
+/// Chooses the CPU level that PCCL_CPU_LEVEL names, if it is set and not empty.
 pub fn choose_cpu_level() LevelError!void {
     const wanted = std.mem.span(std.c.getenv("PCCL_CPU_LEVEL") orelse return);
     if (wanted.len > 0 and !kernels.force(wanted)) return error.BadCpuLevel;
 }
 
-/// Kernels on a thread of the caller: at the chosen level, in the standard float mode.
+/// Runs kernels on a thread of the caller: at the chosen level, in the standard float mode.
 pub const KernelMode = struct {
     before: u64,
 
@@ -82,7 +83,7 @@ fn next(level: ?*c_int, message: ?[*]u8, capacity: usize) status.Error!void {
 
 // ---- the speed of kernels
 
-/// As in include/pccl.h.
+/// The values of pccl_kernel_what_t in include/pccl.h.
 const What = enum(c_int) { prepare = 0, kernel = 1, skeleton = 2 };
 
 const names: [measure.cases.len][:0]const u8 = blk: {
@@ -101,7 +102,7 @@ pub fn pccl_kernel_memory(count: usize) callconv(.c) usize {
     return measure.memory_bytes(count);
 }
 
-/// 4 GiB of f32.
+/// The most elements of a measurement: 4 GiB of f32.
 const count_max = 1 << 30;
 
 pub const pccl_kernel_run = status.C(run).call;
@@ -144,7 +145,7 @@ fn run(
     duration.* = now() - begin;
 }
 
-/// Processor time of this thread: others may use the machine too.
+/// The processor time of this thread in nanoseconds: other programs may use the machine too.
 fn now() u64 {
     var ts: std.c.timespec = undefined;
     _ = std.c.clock_gettime(.THREAD_CPUTIME_ID, &ts);
@@ -153,13 +154,14 @@ fn now() u64 {
 
 // ---- the stack
 
-// The function that the compiler calls at the beginning of a function with a frame of more than a
-// page. It touches each page of the frame, so that a stack that is too small ends in its guard page
-// and not in the memory beyond. Only on x86-64, in a build with safety.
+// `probe` is the function that the compiler calls at the beginning of a function with a frame of
+// more than a page. `probe` touches each page of the frame, so that a stack that is too small ends
+// in its guard page and not in the memory beyond. Only x86-64 needs `probe`, in a build with
+// safety.
 //
-// Zig's compiler_rt has such a function as well, but it brings along its memset, which goes byte by
-// byte, and its memcpy, and these would be used instead of those of libc. build.zig links without
-// compiler_rt where this function suffices, so nothing brings them back unnoticed.
+// Zig's compiler_rt has such a function as well, but brings along its memset, which goes byte by
+// byte, and its memcpy; both would be used instead of those of libc. build.zig links without
+// compiler_rt where this function suffices, so nothing brings the two back unnoticed.
 
 comptime {
     if (builtin.cpu.arch == .x86_64 and builtin.os.tag == .linux and builtin.mode != .Debug) {
@@ -167,7 +169,8 @@ comptime {
     }
 }
 
-/// The length is in rax, and every register stays as it is. The caller moves the stack pointer.
+/// Touches each page of a frame. The length of the frame is in rax, and every register stays as it
+/// is. The caller of `probe` moves the stack pointer.
 fn probe() callconv(.naked) void {
     @setRuntimeSafety(false);
     asm volatile (

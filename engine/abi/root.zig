@@ -1,16 +1,17 @@
 //! abi: include/pccl.h in Zig: the only exported functions, and the only place where an error
-//! becomes a status code (sentence.zig). It owns argument checks, handles and sentences; net does
-//! the work. One file per topic of the header. This is the root of the library.
+//! becomes a status code (sentence.zig). This layer owns argument checks, handles and sentences;
+//! net does the work. One file per topic of the header. This file is the root of the library.
 
 const std = @import("std");
 const builtin = @import("builtin");
 
-/// Else every thread that calls the library gets a signal stack of 256 KiB, which nothing here
-/// uses, with its first failure; and where that memory is refused, the dynamic loader aborts.
+/// Keeps Zig from giving each thread that calls the library, at its first failure, a signal stack
+/// of 256 KiB, which nothing here uses: if that memory were refused, the dynamic loader would
+/// abort.
 pub const std_options: std.Options = .{ .signal_stack_size = null };
 
-/// A bug of the engine ends the process, with a line that anybody may see: no address, no content
-/// of memory. In Debug, for us, with a stack trace.
+/// Ends the process after a bug of the engine, with a line that anybody may see: it has no address
+/// and no content of memory. A Debug build adds a stack trace.
 pub const panic = if (builtin.mode == .Debug)
     std.debug.FullPanic(std.debug.defaultPanic)
 else
@@ -26,7 +27,7 @@ fn end_process(message: []const u8, _: ?usize) noreturn {
     std.process.abort();
 }
 
-/// Their public functions whose names begin with pccl are exported, under these names.
+/// Public functions of these files whose names begin with pccl are exported under these names.
 pub const files = .{
     @import("status.zig"),
     @import("argument.zig"),
@@ -44,7 +45,7 @@ comptime {
         if (!std.mem.startsWith(u8, declaration.name, "pccl")) continue;
         @export(&@field(file, declaration.name), .{ .name = declaration.name });
     };
-    _ = @import("collective.zig"); // which exports those of its table
+    _ = @import("collective.zig"); // exports the functions of its table
 }
 
 test {

@@ -1,9 +1,10 @@
 //! sentence: what an error or a failed operation of the engine means to its caller: a status code,
-//! and a sentence that names the peer, the cause and the remedy. It is the only place where they
-//! become codes and words: a new error does not compile until `row` has a sentence for it.
+//! and a sentence that names the peer, the cause and the remedy. Only this file turns errors into
+//! codes and words: a new error does not compile until `row` has a sentence for it.
 //!
-//! In a template `{x}` is a fact: a limit of base/limits.zig, a field of the facts or of its fields
-//! (`{call.tag}`), or what a function of theirs returns or writes. An unknown one does not compile.
+//! In a template `{x}` is a fact: a limit of base/limits.zig, a field of the facts or of one of
+//! these fields (`{call.tag}`), or what a function of the facts returns or writes. An unknown fact
+//! does not compile.
 
 const std = @import("std");
 const base = @import("base");
@@ -39,7 +40,7 @@ fn unreached(template: []const u8) Row {
     return .{ .coordinator_unreachable, template };
 }
 
-/// Keeps the sentence for pccl_last_error.
+/// Keeps a sentence for pccl_last_error.
 fn say(comptime code: Status, comptime template: []const u8, facts: anytype) Error {
     return status.fail(code, "{f}", .{Filled(template, @TypeOf(facts)){ .facts = facts }});
 }
@@ -85,7 +86,7 @@ fn put(facts: anytype, comptime name: []const u8, writer: *Writer) Writer.Error!
     return print(function(facts), writer);
 }
 
-/// Unwraps a fact that may be null. A template names such a fact only where it is set.
+/// Unwraps a fact that may be null. A template names a fact that may be null only where it is set.
 fn set(fact: anytype) Set(@TypeOf(fact)) {
     return if (@typeInfo(@TypeOf(fact)) == .optional) fact.? else fact;
 }
@@ -110,8 +111,8 @@ const Any = session.CallError || net.Membership.JoinError || net.Membership.Admi
     net.status_client.Error || net.CoordinatorEngine.Error || net.journal.JournalFile.OpenError ||
     protocol.journal.Error;
 
-/// The sentence of each error. Functions below have further sentences for an error that means
-/// several things.
+/// The status and the sentence of each error. Functions below have further sentences for an error
+/// that means several things.
 fn row(err: Any) Row {
     return switch (err) {
         error.OutOfMemory => .{ .out_of_memory, status.no_memory },
@@ -320,7 +321,7 @@ pub fn join(
 
 const late = "group \"{name}\" timed out before it was ready";
 
-/// The deadline of a newcomer passed before its group had enough peers to begin.
+/// The sentence for a newcomer whose deadline passed before its group had enough peers to begin.
 pub fn too_few_came(name: []const u8, count: *const session.Group.Attendance) Error {
     return say(.deadline_exceeded, "group \"{name}\" timed out before it began: {count.here} of " ++
         "{count.needed} peers are here, counting this one{emptied}. It begins when " ++
@@ -345,18 +346,19 @@ pub fn pending(err: session.CallError) Error {
     };
 }
 
-/// The reason follows, in the coordinator's words if the coordinator removed this peer.
+/// Begins a sentence about a peer that is no member any more; the reason follows, in the
+/// coordinator's words if the coordinator removed this peer.
 const removed = "this peer is no longer a member of the group: ";
 const too_few = "fewer than min_world_size peers are left in the group";
 const admit_equally = "every member must call admit equally often. ";
 const connect_again = "Close this communicator and connect again";
-/// A coordinator goes on with the run of its state directory; without one it begins a new run.
+/// A coordinator with a state directory goes on with its run; without one it begins a new run.
 const start_again = "If it has ended, start it again on the same address (`pccl coordinator " ++
     "--state DIR` goes on with the run) and call again; for another run, or once " ++
     "reconnect_timeout has passed, close this communicator and connect again";
 
-/// Why this peer is not a member any more, or did not pass a safe point. `said`: the reason in the
-/// coordinator's words, if the coordinator removed this peer.
+/// The sentence about a peer that is not a member any more, or did not pass a safe point. `said`:
+/// the reason in the coordinator's words, if the coordinator removed this peer.
 pub fn membership(why: session.Status, said: []const u8) Error {
     const facts = .{ .why = why, .said = said };
     return switch (why) {
@@ -419,7 +421,7 @@ const Asked = struct {
         return it.call.dtype.name();
     }
 
-    /// "count is 7"
+    /// Writes how many elements the call has: "count is 7".
     fn elements(it: Asked, writer: *Writer) Writer.Error!void {
         const call = it.call;
         var total: u64 = 0;
@@ -448,7 +450,7 @@ const Asked = struct {
 
 // ---- shared states
 
-/// `name`: that of the tensor that the error is about, else that of the state.
+/// `name`: the tensor that the error is about, else the state.
 pub fn state(err: net.SharedState.CreateError, name: []const u8, count: usize) Error {
     return told(err, .{ .name = name, .count = count });
 }
@@ -511,12 +513,12 @@ pub fn ask_status(err: net.status_client.Error, at: []const u8) Error {
     };
 }
 
-/// The options that a coordinator was to start with.
+/// The options with which a coordinator was to start.
 pub const Start = struct {
     own: Own,
     /// The state directory.
     path: []const u8 = "",
-    /// The settings of the run that it goes on with.
+    /// The settings of the run in the state directory; null: there is no run.
     settings: ?*const protocol.journal.Settings = null,
     /// The trouble with the journal, if the error is about the journal.
     trouble: Trouble = undefined,
@@ -568,7 +570,7 @@ fn refused(path: []const u8, trouble: *const Trouble) Error {
     return told(trouble.refused.why, .{ .path = path, .offset = offset });
 }
 
-/// Quotes the address that is not understood; null if both are understood.
+/// Keeps a sentence that quotes the address which is not understood; null if both are understood.
 fn bad_address(own: Own) ?Error {
     _ = Endpoint.parse_with_port(own.bind, 0) catch return say(.invalid_argument, "bind is " ++
         "\"{bind}\", which is not understood: it must be " ++ address_forms ++ ", or one of " ++
@@ -580,7 +582,7 @@ fn bad_address(own: Own) ?Error {
 }
 
 fn can_be_dialed(text: []const u8) bool {
-    const port_longest = 65535; // of the port that is added where there is none
+    const port_longest = 65535; // the longest port that may be added
     const endpoint = Endpoint.parse_to_dial(text, port_longest) catch return false;
     return std.fmt.count("{f}", .{endpoint}) <= base.limits.address_bytes_max;
 }
@@ -591,7 +593,7 @@ fn can_be_dialed(text: []const u8) bool {
 pub fn operation(op: *const session.Operation) Error {
     const it: Ended = .{ .op = op };
     return switch (op.status) {
-        .ok => unreachable, // asked only of failures
+        .ok => unreachable, // only a failed operation has a sentence
         .aborted, .mismatch => decided(it),
         .expelled => say(.expelled, "{name}: " ++ removed ++ "{why}. {kept}. " ++
             connect_again, it),
@@ -676,7 +678,8 @@ fn decided(it: Ended) Error {
         else
             because(it, "{peer} has left or was lost, and its recovery is \"raise\"; if you " ++
                 "call it again, it runs among the other members"),
-        // `peer` may be another member, which made the call after the root was lost.
+        // `peer` need not be the root: it may be a member that made the call after the root was
+        // lost.
         .root_lost => because(it, "its root, {root}, has left or was lost{data}: " ++ admit_then ++
             "name a root that is still there. Until then each call with that one fails"),
         .passed => because(it, "{peer} has passed the next safe point without it: call admit " ++
@@ -741,7 +744,7 @@ const Ended = struct {
 
     /// The state of the memory that the caller gave (docs/internals/PROMISE.md, P3).
     fn kept(it: Ended) []const u8 {
-        // Leaves of a state wait apart until the commit.
+        // The leaves of a state wait apart until the commit, so the tensors are as they were.
         if (it.op.sync() != null) return "The input is as it was";
         const memory = &it.op.work.movement.memory.arrays;
         if (!memory.has_apart()) return "The input is as it was";
@@ -771,7 +774,8 @@ const Ended = struct {
         try writer.print(" {d} s ago", .{away_ns / std.time.ns_per_s});
     }
 
-    /// " (the connection to the coordinator was lost 12 s ago)"; nothing while it answers.
+    /// Writes " (the connection to the coordinator was lost 12 s ago)"; nothing while the
+    /// coordinator answers.
     fn away(it: Ended, writer: *Writer) Writer.Error!void {
         const silent_ns = it.op.failure.coordinator_silent_ns;
         if (it.op.failure.coordinator_away_ns != null) {
@@ -784,7 +788,8 @@ const Ended = struct {
         );
     }
 
-    /// For a call whose deadline passed: " (waiting for rank 3, 7f3a01c2, which has not called it)"
+    /// Writes what a call waited for whose deadline passed: " (waiting for rank 3, 7f3a01c2, which
+    /// has not called it)".
     fn waited(it: Ended, writer: *Writer) Writer.Error!void {
         const op = it.op;
         const failure = &op.failure;
@@ -830,14 +835,15 @@ const Ended = struct {
         });
     }
 
-    /// The call that the others have not made.
+    /// The call that the other members have not made.
     fn called(it: Ended) []const u8 {
         if (!it.is_message()) return "it";
         const roles = &it.op.work.movement.board.ledger.roles;
         return if (roles.rank == roles.pair.src) "recv" else "send";
     }
 
-    /// ", or none brings the revision that is expected (rule successive); this peer brought 10 …"
+    /// Writes ", or none brings the revision that is expected (rule successive); this peer brought
+    /// 10 …"
     fn out_of_rule(it: Ended, writer: *Writer) Writer.Error!void {
         if (!it.op.op.descriptor.rules.successive) return;
         try writer.writeAll(", or none brings the revision that is expected (rule successive)");
@@ -849,7 +855,7 @@ const Ended = struct {
         });
     }
 
-    /// "rank 0 (this peer) all_reduce(sum, 1000 f32), rank 1 (7f3a01c2) barrier()"
+    /// Writes "rank 0 (this peer) all_reduce(sum, 1000 f32), rank 1 (7f3a01c2) barrier()".
     fn calls(it: Ended, writer: *Writer) Writer.Error!void {
         const first = it.op.failure.descriptor;
         const second = it.op.failure.other_descriptor;
@@ -859,7 +865,7 @@ const Ended = struct {
         try describe(second, first, &it.op.names, writer);
     }
 
-    /// The array of a list, or the shard, in which the two calls of a mismatch differ:
+    /// Writes in which array of a list, or in which shard, the two calls of a mismatch differ:
     /// "arrays[1] has 1000 f32 at rank 0 (this peer) and 999 f32 at rank 2 (7f3a01c2). "
     fn arrays(it: Ended, writer: *Writer) Writer.Error!void {
         const op = it.op;
@@ -899,7 +905,7 @@ const Ended = struct {
         });
     }
 
-    /// The counts of one direction of an uneven exchange, if they differ.
+    /// Writes the counts of one direction of an uneven exchange, if they differ.
     fn exchanged(
         from: session.Names.Who,
         sent: u64,
@@ -925,7 +931,8 @@ const differ_in_form =
 const differ_in_shape =
     "The arrays of these two differ in shape: pass arrays of one shape, or flatten them. ";
 
-/// "all_reduce(sum, 1000 f32, codec int8)", beside one without a codec (engine/wire/described.zig).
+/// Writes a call with the options in which the other call differs: "all_reduce(sum, 1000 f32, codec
+/// int8)" (engine/wire/described.zig).
 fn describe(
     maybe: ?Descriptor,
     other: ?Descriptor,
@@ -959,7 +966,7 @@ fn last() []const u8 {
     return std.mem.span(status.pccl_last_error());
 }
 
-/// An operation that moves nothing, knows no names, and has failed.
+/// Makes `op` an operation that moves nothing, knows no names, and has failed.
 fn fail_with(op: *session.Operation, descriptor: Descriptor, failure: protocol.Failure) void {
     op.names = .{};
     op.work = .{ .movement = &op.room };
@@ -975,7 +982,7 @@ fn fail_with(op: *session.Operation, descriptor: Descriptor, failure: protocol.F
     op.failure = failure;
 }
 
-/// A call of this kind, of 6 elements.
+/// The descriptor of a call of this kind, of 6 elements.
 fn called(kind: wire.control.OpKind) Descriptor {
     return .{
         .kind = kind,
@@ -1017,7 +1024,7 @@ test "a peer that the coordinator removed is told why, in its words" {
     const wanted = "this peer is no longer a member of the group: it was away\\x1b. ";
     try expect_says(.expelled, operation(&op), &.{wanted});
     try expect_says(.expelled, membership(.expelled, group.why_removed()), &.{wanted});
-    // A newcomer's call, refused.
+    // The coordinator has refused the call of a newcomer.
     const why = "it called all_gather(999 f32) where the members called all_gather(1000 f32)";
     group.removed(why);
     fail_with(&op, called(.all_gather), .{ .status = .mismatch });
@@ -1070,12 +1077,12 @@ test "a call whose deadline passed names those it waited for, or says what is pr
         const parts = [_][]const u8{ case.wanted, " timed out: " };
         try expect_says(status.of(value), operation(&op), &parts);
     };
-    // The member that the call waited for was waiting in another call.
+    // The member that a call waited for waits in another call itself.
     fail_with(&op, called(.barrier), .{ .status = .deadline_exceeded, .reason = .deadline });
     name_all(&op, ids[0..3]);
     op.op.epoch = 4;
     op.failure.missing.set(1);
-    op.failure.elsewhere.count = 2; // rank 2 has called it meanwhile
+    op.failure.elsewhere.count = 2; // rank 2 has made the call meanwhile
     for (op.failure.elsewhere.items[0..2], 1..) |*waits, rank| waits.* = .{
         .rank = @intCast(rank),
         .kind = .all_gather,
@@ -1194,14 +1201,14 @@ test "a mismatch of kinds and shapes says what each has, as far as the form tell
     }) |case| {
         var own = called(.all_reduce);
         own.counts = 3 << 32;
-        // Calls of the same shape do not show it.
+        // Calls of the same shape do not show their shape.
         const shown = if (case.form >> 32 == 3) "(sum, 6 f32)" else "(sum, 6 f32, rows of 3)";
         try expect_mismatch(own, case.form, &.{ shown, case.other, case.more });
     }
     var bytes = called(.broadcast);
     bytes.dtype = .u8;
     try expect_mismatch(bytes, 7, &.{ "broadcast(6 u8 from", differ_in_form });
-    // The element type says it all.
+    // If the element types differ, no other difference is told.
     try expect_mismatch(bytes, wire.form_bool, &.{ "(6 u8 from", "broadcast(6 bool from" });
     try expect(!is_said(differ_in_form));
 }

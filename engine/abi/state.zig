@@ -13,7 +13,7 @@ const Comm = comm_file.Comm;
 
 const gpa = std.heap.c_allocator;
 
-/// pccl_tensor_t
+/// The type pccl_tensor_t of pccl.h.
 pub const Tensor = extern struct {
     name: ?[*:0]const u8,
     data: ?[*]u8,
@@ -77,7 +77,7 @@ pub const SyncOutcome = extern struct {
     holder_count: u32,
 };
 
-/// pccl_state_t
+/// The type pccl_state_t of pccl.h.
 pub const State = struct {
     comm: *Comm,
     shared: *net.SharedState,
@@ -210,7 +210,7 @@ fn sync(
                 "without the flag for it, or were not zeroed",
             .{},
         );
-    // Before anything moves: afterwards a bad argument could not be repaired.
+    // Checked before anything moves: afterwards a bad argument could not be repaired.
     if (outcome) |to| try argument.check_size(SyncOutcome, "pccl_sync_outcome_t", to);
     const comm = state.comm;
     var ids: [base.limits.peers_max]base.PeerId = undefined;
@@ -244,10 +244,10 @@ fn sync(
         .hash_bytes_received = done.hash_bytes_received,
         .contributor_count = done.contributors.count(),
         .holder_count = done.holders.count(),
-    }) catch unreachable; // it was checked
+    }) catch unreachable; // `check_size` has checked it
 }
 
-/// Writes as many as the caller has room for.
+/// Writes as many contributors as the caller has room for.
 fn put_contributors(
     options: *const SyncOptions,
     done: *const net.SharedState.Outcome,

@@ -1,5 +1,6 @@
 //! status: the status codes of include/pccl.h, the last failure of this thread, and functions for C
-//! made of ones that fail. sentence.zig decides which code an error of the engine becomes.
+//! made of Zig functions that may fail. sentence.zig decides which code an error of the engine
+//! becomes.
 
 const std = @import("std");
 const base = @import("base");
@@ -25,7 +26,7 @@ pub const Status = enum(c_int) {
     cancelled = 15,
     system_error = 16,
 
-    /// "PCCL_MISMATCH"
+    /// The name in C: "PCCL_MISMATCH".
     pub fn name(status: Status) [:0]const u8 {
         return switch (status) {
             inline else => |tag| comptime name: {
@@ -39,7 +40,8 @@ pub const Status = enum(c_int) {
     }
 };
 
-/// How a call of this peer ended, or why the peer is out of a group: the same names.
+/// The status of how a call of this peer ended, or of why the peer is out of a group: the names are
+/// the same.
 pub fn of(why: session.Status) Status {
     return switch (why) {
         inline else => |tag| @field(Status, @tagName(tag)),
@@ -48,7 +50,7 @@ pub fn of(why: session.Status) Status {
 
 // ---- the failure of this thread
 
-/// Inside abi a failing function keeps status and sentence here and returns this.
+/// A failing function inside abi keeps status and sentence here and returns this error.
 pub const Error = error{Failed};
 
 const sentence_bytes_max = 1024;
@@ -56,12 +58,12 @@ const sentence_bytes_max = 1024;
 threadlocal var sentence: [sentence_bytes_max:0]u8 = @splat(0);
 threadlocal var failed_with: Status = .ok;
 
-/// Keeps what pccl_last_error answers: text, whatever the names in it are. A sentence that is too
-/// long is cut.
+/// Keeps the status of a failure and the sentence that pccl_last_error answers. The sentence is
+/// text, whatever bytes the names in it have. A sentence that is too long is cut.
 pub fn fail(status: Status, comptime format: []const u8, arguments: anytype) Error {
     var storage: [sentence_bytes_max]u8 = undefined;
     var writer: std.Io.Writer = .fixed(&storage);
-    writer.print(format, arguments) catch {}; // cut
+    writer.print(format, arguments) catch {}; // a long sentence is cut
     sentence[base.text.show(writer.buffered(), &sentence).len] = 0;
     failed_with = status;
     return error.Failed;
@@ -73,12 +75,13 @@ pub fn code(result: Error!void) Status {
     return .ok;
 }
 
-/// The function of the C ABI that does what `function` does.
+/// The function of the C ABI that does what `function` does, and returns a status.
 pub fn C(comptime function: anytype) type {
     return Function(code, function);
 }
 
-/// The same for a `noinline` function that gets or gives a token: no copy stays on the stack.
+/// Like `C`, for a `noinline` function that gets or gives a token: no copy of the token stays on
+/// the stack.
 pub fn Secret(comptime function: anytype) type {
     return Function(cleared, function);
 }
@@ -88,8 +91,8 @@ pub fn cleared(result: Error!void) Status {
     return code(result);
 }
 
-/// A function for C made of one that fails in Zig, with the same arguments: `call`. `code_of` makes
-/// its result of what `inner` returns.
+/// Makes `call`, a function for C, of a Zig function that may fail, with the same arguments.
+/// `code_of` makes the result of `call` from what `inner` returns.
 pub fn Function(comptime code_of: anytype, comptime inner: anytype) type {
     const R = @typeInfo(@TypeOf(code_of)).@"fn".return_type.?;
     const params = @typeInfo(@TypeOf(inner)).@"fn".params;

@@ -1,7 +1,7 @@
 //! training: the arithmetic of low-communication training through the C ABI: the pseudo-gradient of
 //! a worker, the outer step, the mixing of its result into the worker's parameters, and sparse
-//! pieces. It owns the checks of arguments; kernels/outer.zig and kernels/sparse.zig do the rest,
-//! and docs/guides/DILOCO.md says what it is for.
+//! pieces. This file owns the checks of arguments; kernels/outer.zig and kernels/sparse.zig do the
+//! rest, and docs/guides/DILOCO.md says what the functions are for.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -16,7 +16,7 @@ const Rule = kernels.OuterRule;
 const Sparse = kernels.sparse.Sparse;
 const Mode = library.KernelMode;
 
-/// pccl_outer_options_t
+/// The type pccl_outer_options_t of pccl.h.
 pub const OuterOptions = extern struct {
     size: usize = @sizeOf(OuterOptions),
     rule: c_uint = @intFromEnum(Rule.nesterov),
@@ -30,7 +30,7 @@ pub const OuterOptions = extern struct {
     step: u64 = 1,
 };
 
-/// pccl_sparse_options_t
+/// The type pccl_sparse_options_t of pccl.h.
 pub const SparseOptions = extern struct {
     size: usize = @sizeOf(SparseOptions),
     chunk: u32 = 0,
@@ -39,7 +39,7 @@ pub const SparseOptions = extern struct {
     reserved: u32 = 0,
 };
 
-/// The bytes of an array of so many elements.
+/// The bytes of an array of `count` elements, or an error that names the array.
 fn some(
     pointer: anytype,
     count: u64,
@@ -98,7 +98,7 @@ fn outer_mix(
     const dtype = try float_dtype(dtype_number);
     const own = try some(parameters, count, "parameters");
     const from = try some(outer, count, "outer");
-    // A NaN is in no interval.
+    // A NaN lies in no interval, so a NaN is refused.
     if (!(alpha >= 0 and alpha <= 1)) return status.bad_argument(
         "alpha is {d}, and must lie between 0, which takes the outer parameters, and 1",
         .{alpha},
@@ -124,7 +124,7 @@ fn outer_step(
     const how = try how_of(rule, &o);
     const theirs = try some(outer, count, "outer");
     const g = try some(gradient, count, "gradient");
-    // A rule never touches a moment that it has not.
+    // A rule never touches a moment that it does not have, so `theirs` stands in for that.
     const first = if (rule.moments() > 0) try some(first_moment, count, "first_moment") else theirs;
     const second = if (rule.moments() > 1)
         try some(second_moment, count, "second_moment")
@@ -136,7 +136,7 @@ fn outer_step(
 }
 
 /// The numbers of a step, in f32. The powers of the betas are products in f64, one factor for each
-/// step, so that all machines have the same ones.
+/// step, so that all machines compute the same powers.
 fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
     inline for (.{ "learning_rate", "momentum", "beta1", "beta2", "epsilon", "scale" }) |name| {
         const value = @field(o, name);
@@ -170,17 +170,17 @@ fn how_of(rule: Rule, o: *const OuterOptions) status.Error!kernels.OuterHow {
     };
 }
 
-/// 1 - beta^step
+/// The weight 1 - beta^step of adam's moments.
 fn weight_of(beta: f32, step: u64) f32 {
     var power: f64 = 1;
     for (0..step) |_| {
         power *= beta;
-        if (power < 1e-30) break; // nothing of it is left in 1 - power
+        if (power < 1e-30) break; // too small to change 1 - power
     }
     return @floatCast(1 - power);
 }
 
-/// Null options are those of PCCL_SPARSE_OPTIONS_INIT.
+/// Reads the options of a sparse piece; null stands for those of PCCL_SPARSE_OPTIONS_INIT.
 fn sparse_of(options: ?*const SparseOptions) status.Error!Sparse {
     const default: SparseOptions = .{};
     const o = try argument.sized(SparseOptions, "pccl_sparse_options_t", options orelse &default);
@@ -288,7 +288,7 @@ test "a caller need not have moments that the rule has not, nor ask for squares"
     try expect_equal(.ok, pccl_outer_step(&outer, null, null, &worker, 1, &.{
         .rule = 0,
         .learning_rate = 1,
-        .step = 0, // of adam alone
+        .step = 0, // only adam reads it
     }));
     try expect_equal(1, outer[0]);
     try expect_equal(.ok, pccl_outer_difference(&outer, &worker, 0, 1, &outer, null));
@@ -384,7 +384,7 @@ test "bad arguments are refused by name, and nothing is written" {
         try expect_equal(0, pccl_sparse_bytes(&bad, 2));
         try expect_refused("chunk", pccl_sparse_encode(&x, 2, &bad, &piece));
     }
-    try expect_equal(4 + 3, pccl_sparse_bytes(&.{ .chunk = 9 }, 9)); // all of them are kept
+    try expect_equal(4 + 3, pccl_sparse_bytes(&.{ .chunk = 9 }, 9)); // all elements are kept
     try expect_equal(0, pccl_sparse_bytes(null, std.math.maxInt(u64)));
     try expect_refused("reserved", pccl_sparse_encode(&x, 2, &.{ .reserved = 1 }, &piece));
     try expect_refused("values 3", pccl_sparse_encode(&x, 2, &.{ .values = 3 }, &piece));

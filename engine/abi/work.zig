@@ -132,7 +132,8 @@ pub fn pccl_work_destroy(handle: ?*Work) callconv(.c) void {
 
 // ---- the outcome
 
-/// A work with a result: finished and ok, or in doubt and found to be committed.
+/// Returns a work that has a result, because it is finished and ok, or in doubt and found to be
+/// committed; any other work is an error.
 fn committed(handle: ?*Work) status.Error!*Work {
     const work = try usable(handle);
     if (work.finished.is_set()) switch (work.operation.status) {
@@ -203,7 +204,7 @@ fn read_range(
     }
 }
 
-// ---- all in one
+// ---- waiting, reading and destroying in one call
 
 pub const pccl_work_finish = status.C(finish).call;
 
@@ -227,7 +228,7 @@ fn finish(
     } else {
         try read_range(work, 0, part, contributors, capacity);
         const all = work.operation.range(0).?.contributors.count();
-        if (count > 1 or all > capacity) return; // the caller has more to ask
+        if (count > 1 or all > capacity) return; // the work stays, because there is more to read
     }
     pccl_work_destroy(work);
     to.* = null;

@@ -1,6 +1,7 @@
-//! arrays: where the elements of an operation are in its caller's memory. A call has one array or
+//! arrays: where the elements of an operation are in the caller's memory. A call has one array or
 //! several, of any dtypes; each is cut into parts (roles.zig). The partition has a shard for each
-//! array of each part, in that order. A rank's arrays have some of the parts, one behind the other.
+//! array of each part, in that order. A rank's array has some of the parts of the operation, one
+//! behind the other.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,39 +10,41 @@ const Roles = @import("roles.zig").Roles;
 const Allocator = std.mem.Allocator;
 
 pub const Array = struct {
-    /// The parts that this rank contributes.
+    /// The parts of the array that this rank contributes.
     send: [*]const u8,
-    /// The parts of its result: apart from `send`, or with what both have in the same place.
+    /// The parts of this rank's result: apart from `send`, or over it, with the part that both have
+    /// in the same place.
     recv: [*]u8,
     dtype: base.DType,
-    /// In all parts together.
+    /// The number of elements in all parts together.
     count: u64,
 };
 
 pub const Arrays = struct {
     list: []const Array,
-    /// By shard.
+    /// By shard: where the shard lies.
     places: []Place,
-    /// By array: its result grows over what is sent, so a call that fails gives back all of it.
+    /// By array: the result overwrites the input, so a call that fails gives all of the array back.
     is_kept: []const bool,
     result_bytes: usize,
     encoded_bytes: usize,
 
-    /// Bytes from the beginning of each, and elements.
+    /// Where a shard lies: offsets from the beginning of each buffer in bytes, and two in elements.
     pub const Place = struct {
         array: u32,
         send: usize = nowhere,
         recv: usize = nowhere,
-        /// In the results of all arrays together, where it is a part of them.
+        /// The offset in the results of all arrays together, if the shard is a part of the result.
         shadow: usize = nowhere,
         encoded: usize = nowhere,
-        /// Elements of those before it.
+        /// The number of elements of the result before this shard.
         result: u64 = 0,
-        /// Elements of the arrays before its own, and of the parts of that before it.
+        /// The number of elements of the arrays before this shard's array, and of the parts of that
+        /// array before the shard.
         residual: u64 = 0,
     };
 
-    /// This peer has no such thing.
+    /// The offset of a shard that this peer does not have in that buffer.
     pub const nowhere = std.math.maxInt(usize);
 
     pub fn init(
@@ -52,7 +55,7 @@ pub const Arrays = struct {
     ) Allocator.Error!Arrays {
         const count = list.len;
         const places = try base.unfilled.list(arena, Place, partition.shards.len);
-        // Bytes of the parts before, of each array.
+        // By array: bytes of the parts before, in the send and in the receive buffer.
         const before = try base.unfilled.list(arena, [2]usize, count);
         @memset(before, @splat(0));
         const residuals = try base.unfilled.list(arena, u64, count);
@@ -97,7 +100,7 @@ pub const Arrays = struct {
         return arrays;
     }
 
-    /// Whether a part of the result lies where nothing is kept.
+    /// Whether a part of the result lies in an array whose old bytes are not kept.
     pub fn has_apart(arrays: *const Arrays) bool {
         for (arrays.places) |*place| {
             if (place.recv != nowhere and !arrays.is_kept[place.array]) return true;
@@ -115,21 +118,21 @@ pub const Arrays = struct {
         return arrays.places[shard].recv != nowhere;
     }
 
-    /// The elements of this peer's result before a chunk of it: its arrays one after the other,
-    /// for each rank's shard in turn.
+    /// The number of elements of this peer's result before a chunk. In the result, each rank's
+    /// shard in turn has its arrays one after the other.
     pub fn result_first(arrays: *const Arrays, partition: *const Partition, chunk: u32) u64 {
         const index = partition.shard_of_chunk(chunk);
         const within = partition.chunk_offset(chunk) - partition.shards[index].first;
         return arrays.places[index].result + within;
     }
 
-    /// A shard that this peer contributes.
+    /// Where a shard that this peer contributes begins.
     pub fn send(arrays: *const Arrays, shard: usize) [*]const u8 {
         const place = &arrays.places[shard];
         return arrays.list[place.array].send + place.send;
     }
 
-    /// A shard of this peer's result.
+    /// Where a shard of this peer's result begins.
     pub fn recv(arrays: *const Arrays, shard: usize) [*]u8 {
         const place = &arrays.places[shard];
         return arrays.list[place.array].recv + place.recv;

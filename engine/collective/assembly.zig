@@ -1,7 +1,7 @@
-//! assembly: a piece that comes in as several fragments, on several lanes and in any order: which
-//! sixteenths of it have a place in memory, and which are there. One that comes in whole needs
-//! none. Where they are kept: board.zig for sums, ledger.zig for final bytes, fetch.zig for leaves
-//! of a shared state; what a fragment is: wire/fragment.zig.
+//! assembly: the fragments of a piece, which come in on several lanes and in any order: which
+//! sixteenths of the piece have a place in memory, and which are there. A piece that comes in whole
+//! needs no assembly. Assemblies of sums are in board.zig, of final bytes in ledger.zig, of leaves
+//! of a shared state in fetch.zig. A fragment: wire/fragment.zig.
 
 const std = @import("std");
 const Fragment = @import("wire").Fragment;
@@ -10,25 +10,28 @@ pub const Assembly = struct {
     placed: Fragment.Mask = 0,
     there: Fragment.Mask = 0,
 
-    /// A fragment is coming in. No byte has two places: one that comes again is as it was.
+    /// Gives a fragment that is coming in its place. A fragment that comes again must be cut as
+    /// before: no byte has two places.
     pub fn place(a: *Assembly, fragment: Fragment) error{ Twice, Overlap }!void {
         if (a.has(fragment)) return error.Twice;
         if (a.placed & fragment.mask() != 0) return error.Overlap;
         a.placed |= fragment.mask();
     }
 
-    /// All of it has a place.
+    /// Whether all sixteenths of a fragment have a place.
     pub fn has(a: *const Assembly, fragment: Fragment) bool {
         return a.placed & fragment.mask() == fragment.mask();
     }
 
-    /// It did not come in whole. Whether nothing of the piece has a place now.
+    /// A fragment did not come in whole: its place is free again. Returns whether no fragment of
+    /// the piece has a place now.
     pub fn unplace(a: *Assembly, fragment: Fragment) bool {
         a.placed &= ~fragment.mask();
         return a.placed == 0;
     }
 
-    /// It is there. Whether the whole piece is.
+    /// Notes that a fragment has arrived whole. Returns whether all fragments of the piece have
+    /// arrived.
     pub fn arrived(a: *Assembly, fragment: Fragment) bool {
         a.there |= fragment.mask();
         return a.there == Fragment.all;

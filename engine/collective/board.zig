@@ -1,10 +1,11 @@
-//! Board: what the movers of one operation look at and write on: its ledger, who has which position
-//! in the attempt under way, and the slots with the credits of those who may fill them. Partial
-//! sums and contributions wait in slots. Each member that may send some has slots of its own here,
-//! so no member's sums wait for those of another, and no cycle of full buffers can form.
+//! Board: the state that the movers of one operation share: the ledger, the position of each member
+//! in the attempt under way, and the slots with the credits of the members that may fill them.
+//! Partial sums and contributions wait in slots. Each owner (ring) or sender (direct) has slots of
+//! its own at this peer, so the sums of two members never wait for each other, and no cycle of full
+//! buffers can form.
 //!
-//! It knows ranks and numbers, never bytes. Next: ring.zig, direct.zig, message.zig, which move;
-//! memory.zig, where the slots are.
+//! The board knows ranks and numbers, never bytes. Next: ring.zig, direct.zig, message.zig, which
+//! choose moves; memory.zig, where the slots are.
 
 const std = @import("std");
 const base = @import("base");
@@ -25,15 +26,15 @@ const assert = std.debug.assert;
 const no_slot = job_file.no_slot;
 const nobody = job_file.nobody;
 
-/// An attempt begins with this.
+/// The parameters with which an attempt begins.
 pub const Begin = struct {
     attempt: u32,
     schedule: Schedule,
-    /// Members alive: in the order of the ring, or of the ranks.
+    /// Ranks of the members alive, by position: in the order of the ring, or in rank order.
     order: *const base.Order,
-    /// Ranks of members that reach all others; they own the chunks of a direct schedule.
+    /// Ranks of the members that reach all others; these hubs own the chunks of a direct schedule.
     hubs: *const base.Mask,
-    /// Ranges that some members hold; null for a first attempt.
+    /// Ranges of chunks that some members hold; empty in a first attempt.
     kept: []const KeptRange,
 };
 
@@ -42,7 +43,7 @@ pub const PlaceError = error{ UnknownPiece, WrongLength, Twice, Overlap, NoCredi
 pub const Board = struct {
     ledger: Ledger,
 
-    // The attempt under way; `members` 0 while stopped.
+    // The attempt under way; `members` is 0 while the operation is stopped.
     attempt: u32 = 0,
     position: u16 = 0,
     members: u16 = 0,
@@ -51,41 +52,43 @@ pub const Board = struct {
     positions: []u16,
 
     free_slots: []u16,
-    /// By slot: what comes into it in fragments; of what leaves it, what the other side has.
+    /// By slot: the fragments that come into the slot (`assemblies`); the fragments sent from the
+    /// slot that the neighbour has (`left`).
     assemblies: []Assembly,
     left: []Fragment.Mask,
     free_count: u16 = 0,
-    /// So many slots may hold a contribution of this peer on its way out.
+    /// The number of slots that may hold a contribution of this peer on its way out.
     origin_slots: u16,
-    /// So many every member has.
+    /// The least `origin_slots` that any member has.
     origin_sure: u16,
-    /// So many slots may each sender of partial sums fill here in this attempt: an owner's
-    /// neighbour in the ring, or a contributor.
+    /// The number of slots that one sender of partial sums may fill here in this attempt: an
+    /// owner's neighbour in the ring, or a contributor.
     slots_each: u32 = 0,
-    /// So many slots has every member at least.
+    /// The least number of slots that any member has.
     slots_sure: usize,
-    /// The order in which bytes go round the ring (ring.zig).
+    /// Some members are far away: frames with the longest way leave first (ring.zig: next).
     is_far: bool,
-    /// By position.
+    /// By position: the state of sending to that member.
     targets: []Target,
-    /// By position of the owner in a ring, of the sender or receiver in a direct schedule.
+    /// Credits by position: of the owner in a ring, of the sender or receiver in a direct schedule.
     credits: []Credit,
-    /// For each neighbour, so many pieces are made ready ahead of time, one at least.
+    /// The number of contributions to each neighbour that are made ready ahead of time, at least 1.
     ahead: u16,
-    /// Pieces that a job is at.
+    /// The pieces that a runner's jobs are at.
     under_way: std.ArrayList(usize),
 
-    /// A member that this one sends to.
+    /// The state of sending to one member.
     pub const Target = struct {
-        /// It has called, and can receive.
+        /// The member has called the operation, and can receive.
         open: bool = false,
-        /// Payload sent in this attempt before that.
+        /// Bytes of payload sent to the member in this attempt before it opened.
         eager_bytes: usize = 0,
-        /// Contributions that are ready to go to it, oldest first, and those that jobs are at.
+        /// Contributions that are ready for the member, oldest first.
         ready: []Move = &.{},
         ready_count: u16 = 0,
+        /// The number of contributions to the member that jobs are making.
         preparing: u16 = 0,
-        /// Contributions to it that are in slots until it has them.
+        /// The number of slots taken for contributions to the member, until it has them.
         held: u16 = 0,
 
         pub fn push(target: *Target, move: Move) void {
@@ -110,14 +113,16 @@ pub const Board = struct {
     };
 
     pub const Credit = struct {
-        /// As receiver: slots in use, and how many have been freed in this attempt.
+        /// As receiver: slots in use (`held`), slots freed in this attempt (`freed`), and how much
+        /// of `freed` the sender has been told (`announced`).
         held: u32 = 0,
         freed: u64 = 0,
         announced: u64 = 0,
-        /// As sender: what the receiver allows, and what was used.
+        /// As sender: the number of pieces that the receiver allows in this attempt; `used` counts
+        /// those sent.
         allowed: u64 = 0,
-        /// The part of `allowed` that was said, not guessed: a credit may overtake the open on
-        /// another lane.
+        /// The part of `allowed` that the receiver has said, not assumed: a credit may overtake the
+        /// open on another lane.
         granted: u64 = 0,
         used: u64 = 0,
 
@@ -126,26 +131,27 @@ pub const Board = struct {
         }
     };
 
-    /// Slots for contributions that must be converted before they travel.
+    /// The least number of slots for contributions that must be converted before they travel.
     const origin_slots_min = 8;
     const slots_each_max = 4096;
 
     pub const Sizes = struct {
         members_max: u32,
         window_bytes: u64,
-        /// This member's, if it is larger.
+        /// The window of this member in bytes, if it is larger than `window_bytes`.
         window_here: u64 = 0,
         is_far: bool = false,
-        /// Contributions for one neighbour that are made ready ahead of time, one at least.
+        /// The number of contributions to one neighbour that are made ready ahead of time, at least
+        /// 1.
         ahead: u16 = 1,
-        /// Jobs that may be under way.
+        /// The number of jobs that a runner may have at once.
         jobs: u16 = 0,
     };
 
-    /// `arena` gives all of it back.
+    /// Makes a board whose lists are in `arena`.
     pub fn init(arena: Allocator, ledger: Ledger, sizes: *const Sizes) Allocator.Error!Board {
         const world_size = ledger.roles.world_size;
-        // Room for more than all have, but not for more than half of the operation.
+        // This peer may have more slots than all members have, but no more than half of the pieces.
         const sure = slots_needed(&ledger, sizes.window_bytes, sizes.is_far);
         const half: usize = @intCast(@min(ledger.partition.pieces / 2, no_slot - 1));
         const here = slots_needed(&ledger, sizes.window_here, sizes.is_far);
@@ -159,7 +165,7 @@ pub const Board = struct {
         };
         return .{
             .ledger = ledger,
-            // Never of those that senders take for granted.
+            // Contributions never take slots that senders take for granted.
             .origin_slots = @max(sure.origin, @as(u16, @intCast(@min(here.origin, spare)))),
             .origin_sure = sure.origin,
             .slots_sure = sure.all,
@@ -175,23 +181,24 @@ pub const Board = struct {
         };
     }
 
-    /// Slots, and those of them that hold contributions of this peer.
+    /// The number of slots (`all`), and how many of them hold contributions of this peer
+    /// (`origin`).
     const Needed = struct { all: usize = 0, origin: u16 = 0 };
 
     fn slots_needed(ledger: *const Ledger, window_bytes: u64, is_far: bool) Needed {
         const kind = ledger.descriptor.kind;
         const world_size = ledger.roles.world_size;
         if (!(kind.reduces() or kind.carries()) or world_size < 2) return .{};
-        if (kind == .send_recv) return .{}; // from memory to memory
+        if (kind == .send_recv) return .{}; // a message goes from memory to memory
         const senders = world_size - 1;
         const slot_bytes = @max(1, ledger.partition.slot_bytes());
         const by_window = @max(1, window_bytes / (slot_bytes * senders));
-        // After a loss fewer senders share the same pieces, hence the factor.
+        // Each owner has 1/n of the pieces, and after losses n may be 2, hence half of them.
         const pieces = ledger.partition.pieces;
         const by_work = @max(1, std.math.divCeil(u64, pieces, 2) catch unreachable);
         const per_sender = @min(by_window, by_work, slots_each_max);
-        // They are kept until others have them: so many are on their way to all of them together.
-        // Where those are far, that may be all that there is.
+        // A contribution stays in its slot until the neighbour has it, so these slots hold all
+        // contributions that are on their way: between far members perhaps one for every piece.
         const least = origin_slots_of(world_size);
         const most = if (is_far) pieces else by_work;
         const under_way = @min(window_bytes / slot_bytes, most, slots_each_max);
@@ -202,7 +209,7 @@ pub const Board = struct {
         };
     }
 
-    /// Some contributions do not travel as they lie in the caller's array.
+    /// Whether some contributions travel in another form than they have in the caller's array.
     fn converts_any(ledger: *const Ledger) bool {
         if (ledger.encodes()) return true;
         for (ledger.partition.shards) |*shard| {
@@ -211,7 +218,8 @@ pub const Board = struct {
         return false;
     }
 
-    /// One at least on its way to each owner of a direct schedule, so that none waits for another.
+    /// Room for one contribution on its way to each owner of a direct schedule, so that no owner
+    /// waits for another.
     fn origin_slots_of(world_size: u32) u16 {
         if (world_size > base.limits.full_mesh_max) return origin_slots_min;
         return @intCast(@max(origin_slots_min, world_size -| 1));
@@ -219,7 +227,7 @@ pub const Board = struct {
 
     // ---- attempts
 
-    /// The first half of a beginning; the ledger's follows.
+    /// The first half of the begin of an attempt; the ledger's `begin` is the second.
     pub fn begin(b: *Board, options: *const Begin) void {
         b.attempt = options.attempt;
         b.members = options.order.count;
@@ -235,14 +243,16 @@ pub const Board = struct {
         @memset(b.left, 0);
         for (b.targets) |*target| target.* = .{ .ready = target.ready };
         b.slots_each = b.slots_per_sender(b.free_slots.len, b.origin_slots);
-        // Before a receiver says what it allows, it is taken to have what all have.
+        // Until a receiver says how much it allows, this peer assumes the slots that every member
+        // has.
         @memset(b.credits, .{ .allowed = b.slots_per_sender(b.slots_sure, b.origin_sure) });
     }
 
-    /// The share of one sender, from the beginning of an attempt on.
+    /// The number of slots that one sender may fill, fixed when an attempt begins.
     fn slots_per_sender(b: *const Board, slots: usize, reserved: u16) u32 {
         if (b.members < 2 or slots == 0) return 0;
-        // Round the ring, what comes in is for the root alone.
+        // If the root owns all chunks, everything that comes in round the ring counts under one
+        // credit.
         const one_owner = b.schedule == .ring and b.ledger.descriptor.kind.ends_at_root();
         const senders = if (one_owner) 1 else b.members - 1;
         return @intCast(@max(1, (slots - reserved) / senders));
@@ -255,7 +265,7 @@ pub const Board = struct {
         unreachable;
     }
 
-    /// The audience's position; the chunk is not void.
+    /// The position of the audience of a chunk that is not void; null: all ranks want the chunk.
     pub inline fn audience_position(b: *const Board, chunk: usize) ?u16 {
         return b.positions[b.ledger.audience(chunk) orelse return null];
     }
@@ -266,7 +276,8 @@ pub const Board = struct {
 
     // ---- sizes
 
-    /// Contributions of this peer do not travel as they lie in its buffer.
+    /// Whether this peer's contribution to a piece travels in another form than it has in the
+    /// buffer.
     pub fn converts(b: *const Board, piece: usize) bool {
         if (b.ledger.encodes()) return true;
         if (b.schedule == .direct) return false;
@@ -274,7 +285,7 @@ pub const Board = struct {
         return shard.partial_bytes > shard.dtype.size();
     }
 
-    /// A sum or contribution as it travels.
+    /// The size in bytes of a sum of, or contribution to, a piece as it travels.
     pub fn partial_bytes(b: *const Board, piece: usize) usize {
         const partition = &b.ledger.partition;
         const place = partition.place_of(piece);
@@ -298,7 +309,8 @@ pub const Board = struct {
         b.free_count += 1;
     }
 
-    /// A slot for a sum or contribution that comes in, of those that its sender was promised.
+    /// Takes a slot for a sum or contribution that comes in; an error if its sender has no credit
+    /// left.
     pub fn place_in_slot(
         b: *Board,
         header: *const Header,
@@ -315,10 +327,11 @@ pub const Board = struct {
         return index;
     }
 
-    /// Another fragment of what comes into that slot, or has.
+    /// Gives a further fragment of a sum or contribution its place in the slot that the first
+    /// fragment got.
     pub fn place_beside(b: *Board, header: *const Header, piece: usize, index: u16) PlaceError!u16 {
         const assembly = &b.assemblies[index];
-        if (assembly.placed == 0) return error.Twice; // it came, or comes, whole
+        if (assembly.placed == 0) return error.Twice; // the piece came, or comes, whole
         if (!b.is_long(header, piece)) return error.WrongLength;
         try assembly.place(header.fragment);
         return index;
@@ -328,33 +341,35 @@ pub const Board = struct {
         return header.payload_bytes == header.fragment.range(b.partial_bytes(piece)).len();
     }
 
-    /// A slot that came in is free again: its sender may fill it once more.
+    /// Frees a slot whose content came from another member: that sender may fill the slot again.
     pub fn slot_free(b: *Board, credit: *Credit, index: u16) void {
         b.slot_give(index);
         credit.held -= 1;
         credit.freed += 1;
     }
 
-    /// A frame whose slot this was did not come in whole.
+    /// Frees the slot of a frame whose lane broke before the payload was complete.
     pub fn slot_unplaced(b: *Board, credit: *Credit, index: u16) void {
         b.slot_give(index);
         credit.held -= 1;
     }
 
-    /// So many slots wait for acknowledgements that this frame must be acknowledged soon. The rest
-    /// is enough for its senders to go on, who hear of slots in quarters.
+    /// Whether half of the slots or more wait for acknowledgements, so that the receiver must
+    /// acknowledge this frame soon. Half of the slots keep senders busy until they hear of freed
+    /// slots, in quarters.
     pub fn is_short(b: *const Board, move: *const Move) bool {
         if (move.slot == no_slot) return false;
         if (move.holder == nobody) return b.targets[move.to].held * 2 >= b.origin_share();
         return b.credits[move.holder].held * 2 >= b.slots_each;
     }
 
-    /// Whoever sends here is told once more how much it may send.
+    /// Has `next_grant` announce the credits of these classes to their senders again.
     pub fn grant_again(b: *Board, classes: Classes) void {
         for (b.credits[classes.first..][0..classes.count]) |*credit| credit.announced = 0;
     }
 
-    /// The other side has a frame. Whether its slot is free again, because all of it is there.
+    /// Notes that the neighbour has a fragment of a move. Returns whether the neighbour has all
+    /// fragments of the slot now, which frees the slot.
     pub fn slot_left(b: *Board, move: *const Move, fragment: Fragment) bool {
         if (move.slot == no_slot) return false;
         const left = &b.left[move.slot];
@@ -370,8 +385,8 @@ pub const Board = struct {
         return true;
     }
 
-    /// So many contributions to one neighbour may be in slots: all links are busy at the same time,
-    /// whichever of them is the fastest.
+    /// The number of slots that contributions to one neighbour may take. Neighbours have equal
+    /// shares, so that all links are busy at the same time, fast or slow.
     fn origin_share(b: *const Board) u16 {
         return switch (b.schedule) {
             .ring => b.origin_slots,
@@ -381,16 +396,17 @@ pub const Board = struct {
 
     // ---- contributions
 
-    /// The job that makes this peer's contribution as it travels, for a piece whose sum starts with
-    /// it. Null: no slot is free for it, or enough are ready, or a liar's final bytes of it are
-    /// being taken in, before which its input must be saved.
+    /// The job that makes this peer's contribution to a piece ready for the member at position
+    /// `to`. It is null if no slot is free, if enough contributions for that member are ready, or
+    /// if a job is at the piece. A job is at the piece if a liar sent its final bytes too early:
+    /// that job saves the input first.
     pub fn contribution(b: *Board, piece: usize, to: u16) ?Job {
         const target = &b.targets[to];
         if (!target.has_room() or b.is_under_way(piece)) return null;
         var job: Job = b.job_of(.contribute, piece);
         job.to = to;
         if (b.converts(piece)) {
-            // More would take slots that others have been promised.
+            // No further slot may be taken: senders have been promised the rest.
             if (b.free_count == 0 or target.held == b.origin_share()) return null;
             target.held += 1;
             job.slot = b.slot_take();
@@ -423,22 +439,23 @@ pub const Board = struct {
         };
     }
 
-    /// Contributions to an average become so much smaller with a codec that their sum is not
-    /// greater than the greatest of them. That loses the least numbers of f16, which go directly
-    /// where they can (schedule.zig): an owner that adds up all contributions in f32 has room.
+    /// With a codec, contributions to an average are encoded as 2^-shift of their value, so that no
+    /// sum is greater than the greatest contribution. The shift loses the least numbers of f16, so
+    /// averages with the codec f16 go directly if they can (schedule.zig): there the owner adds in
+    /// f32, without a shift.
     fn shift(b: *const Board) u6 {
         const codec = b.ledger.partition.codec.kind;
         if (b.ledger.descriptor.op != .avg or codec == .none) return 0;
         if (codec == .f16 and b.schedule == .direct) return 0;
-        return std.math.log2_int_ceil(u16, @max(1, b.members)); // nobody, before it begins
+        return std.math.log2_int_ceil(u16, @max(1, b.members)); // `members` is 0 before an attempt
     }
 
     pub fn is_under_way(b: *const Board, piece: usize) bool {
         return std.mem.indexOfScalar(usize, b.under_way.items, piece) != null;
     }
 
-    /// The next piece whose final bytes are to go out; one of which this peer is the source must be
-    /// brought to the result first.
+    /// The next piece of `due` whose final bytes go out. A piece of which this peer is the source
+    /// is first brought to the result by a job.
     pub inline fn next_final(b: *Board, due: *BitSet, cursor: *usize) Answer {
         if (due.count == 0) return .nothing;
         var from = cursor.*;
@@ -460,15 +477,15 @@ pub const Board = struct {
         } };
     }
 
-    // ---- to those who send here
+    // ---- credits for members that send here
 
-    /// Which credits a neighbour's frames count under: `count` classes from `first` on.
+    /// A range of `credits` that a neighbour's frames count under: `count` entries from `first` on.
     pub const Classes = struct { first: u16, count: u16 };
 
     pub const Grant = struct { class: u16, allowed: u64 };
 
-    /// The freed slots to tell a sender of; null if none. Told in quarters of the window, so that
-    /// credits cost little.
+    /// The credit to announce to a sender next; null if there is none. Freed slots are announced in
+    /// quarters of the window, so that few credit frames are sent.
     pub fn next_grant(b: *Board, classes: Classes) ?Grant {
         for (0..classes.count) |class| {
             const credit = &b.credits[classes.first + class];
@@ -480,7 +497,7 @@ pub const Board = struct {
         return null;
     }
 
-    // ---- from those whom this peer sends to
+    // ---- opens and credits from members that this peer sends to
 
     pub fn opened(b: *Board, to: u16, classes: Classes, credit: u64) void {
         if (b.targets[to].open) return;
@@ -490,7 +507,7 @@ pub const Board = struct {
         }
     }
 
-    /// All others have called.
+    /// Whether all other members of the attempt have called.
     pub fn are_all_open(b: *const Board) bool {
         for (b.targets[0..b.members], 0..) |*target, position| {
             if (position != b.position and !target.open) return false;
@@ -512,5 +529,5 @@ pub const Board = struct {
 };
 
 comptime {
-    assert(nobody == no_slot); // one number that is nothing
+    assert(nobody == no_slot); // one number means none for both
 }

@@ -1,14 +1,14 @@
-//! direct: the schedule in which everybody sends its contribution to a chunk straight to the
+//! direct: the schedule in which each member sends its contribution to a chunk straight to the
 //! chunk's owner. The owner reduces all contributions in rank order, in one pass, and sends the
-//! final bytes to all: two hops, whatever the world size, and with a codec each contribution is
+//! final bytes to all members: two hops, whatever the world size. With a codec each contribution is
 //! encoded once.
 //!
-//! Positions are ranks of those alive, in their order. Owners are *hubs*: members that reach all
-//! others. So a group in which not everybody reaches everybody goes on as long as some member does.
-//! Chunks that survivors of a loss hold, and all chunks of a broadcast, have a *giver*: a hub that
-//! holds the chunk, or one that gets it first, from a holder, the *feeder*.
+//! Positions are the ranks of the members alive, in order. Owners are *hubs*: members that reach
+//! all others. A group with broken links goes on as long as it has a hub. Chunks that survivors of
+//! a loss hold, and all chunks of a broadcast, have a *giver*: a hub that holds the chunk, or else
+//! a hub that first gets it from a holder, the *feeder*.
 //!
-//! Every contributor has slots of its own at every owner and sends in ascending order of pieces, so
+//! Every contributor has slots of its own at every owner and sends pieces in ascending order, so
 //! the lowest piece that an owner waits for always has a place. Called by movement.zig. Steps and
 //! bytes: docs/internals/ALGORITHMS.md.
 
@@ -30,38 +30,38 @@ const assert = std.debug.assert;
 const no_slot = job_file.no_slot;
 const nobody = job_file.nobody;
 
-/// Links to all members are there up to this world size.
+/// The largest world size in which all members have links to each other.
 pub const members_max = base.limits.full_mesh_max;
 
-/// Positions, a bit each.
+/// A set of positions, a bit each.
 const Set = std.meta.Int(.unsigned, members_max);
 
-/// The state of an attempt. Empty in a world that is too large for one.
+/// The state of an attempt; empty if the world is too large for the direct schedule.
 pub const Direct = struct {
     hubs: Set = 0,
-    /// Per chunk: who has it from the start.
+    /// By chunk: the positions of the members that hold it since the attempt began.
     holders: []Set = &.{},
-    /// Per position.
+    /// By position: the pieces on their way to that member.
     ways: []Way = &.{},
-    /// Pieces of which some contributions are there.
+    /// Pieces of which some contributions have come or are coming in.
     pending: std.ArrayList(Pending) = .empty,
-    /// Results for others that can only have them from here, each in the slot of a contribution.
+    /// Results that their audience can get only from here, each in the slot of a contribution.
     passing: std.ArrayList(Passing) = .empty,
-    /// Per piece: its place in `pending`, or no_place.
+    /// By piece: its index in `pending`, or `no_place`.
     places: []u16 = &.{},
 
     const no_place = std.math.maxInt(u16);
 
     comptime {
-        assert(no_slot <= no_place); // there are no more pending ones than slots
+        assert(no_slot <= no_place); // each pending piece holds a slot
     }
 
     /// The pieces on their way to one position.
     const Way = struct {
-        /// Final bytes.
+        /// Pieces whose final bytes are due to the position.
         due: BitSet = .{},
         cursor: usize = 0,
-        /// The next piece that this peer contributes to there.
+        /// The next piece to which this peer contributes at the position.
         contribute_next: u64 = 0,
     };
 
@@ -73,7 +73,7 @@ pub const Direct = struct {
         slots: [members_max]u16 = @splat(no_slot),
     };
 
-    /// `arena` gives all of it back.
+    /// Makes the mover, whose lists are in `arena`.
     pub fn init(
         arena: Allocator,
         partition: *const Partition,
@@ -113,12 +113,12 @@ pub const Direct = struct {
 
     fn add(direct: *Direct, piece: usize) *Pending {
         direct.places[piece] = @intCast(direct.pending.items.len);
-        const new = direct.pending.addOneAssumeCapacity(); // each holds a slot at least
+        const new = direct.pending.addOneAssumeCapacity(); // each entry holds a slot at least
         new.* = .{ .piece = piece };
         return new;
     }
 
-    /// The last one takes its place.
+    /// Removes a piece from `pending`; the last entry takes its place.
     fn remove(direct: *Direct, piece: usize) void {
         const place = direct.places[piece];
         _ = direct.pending.swapRemove(place);
@@ -129,7 +129,7 @@ pub const Direct = struct {
 
     // ---- attempts
 
-    /// A kept chunk, or one of a broadcast.
+    /// Notes the holders of a chunk that is final from the start.
     pub fn held_by(
         direct: *Direct,
         _: *const Board,
@@ -161,7 +161,8 @@ pub const Direct = struct {
         }
     }
 
-    /// A chunk that is carried from here goes straight to its audience, if it can.
+    /// Makes the carried chunks of which this peer is the source due to their audience, unless they
+    /// need a relay.
     fn set_out(direct: *Direct, b: *const Board) void {
         for (0..b.ledger.partition.chunks) |index| {
             const chunk: u32 = @intCast(index);
@@ -181,15 +182,15 @@ pub const Direct = struct {
         return true;
     }
 
-    /// Each neighbour has credits of its own.
+    /// A neighbour's contributions count under the credit of that neighbour.
     pub fn classes(_: *const Direct, _: *const Board, neighbour: u16) Board.Classes {
         return .{ .first = neighbour, .count = 1 };
     }
 
     // ---- who gives what to whom
 
-    /// The hub that carries a chunk on, if neither its source nor its audience is one. No hub knows
-    /// enough of an uneven exchange.
+    /// The hub that passes a carried chunk on, if neither its source nor its audience is a hub;
+    /// else null. In an uneven exchange no hub knows enough to pass chunks on.
     fn relay(direct: *const Direct, b: *const Board, chunk: usize) ?u16 {
         if (b.ledger.partition.is_uneven) return null;
         const source = b.source_position(chunk).?;
@@ -199,7 +200,7 @@ pub const Direct = struct {
         return at(direct.hubs, chunk);
     }
 
-    /// Whether a private chunk, which is not void, goes on from here.
+    /// Whether this peer sends something for a private chunk that is not void.
     pub fn passes_here(direct: *const Direct, b: *const Board, chunk: usize) bool {
         if (b.ledger.wants(chunk))
             return b.ledger.source(chunk) == null and direct.giver(b, chunk) != b.position;
@@ -208,7 +209,8 @@ pub const Direct = struct {
         return true;
     }
 
-    /// The owner of a chunk, or who gives a kept one to those that lack it. The chunk is not void.
+    /// The owner of a chunk that is not void, or the member that gives a kept chunk to those that
+    /// lack it.
     fn giver(direct: *const Direct, b: *const Board, chunk: usize) u16 {
         if (b.ledger.descriptor.kind.carries())
             return direct.relay(b, chunk) orelse b.source_position(chunk).?;
@@ -220,14 +222,14 @@ pub const Direct = struct {
         return at(if (able != 0) able else direct.hubs, chunk);
     }
 
-    /// From whom the giver of a kept chunk gets it, if it does not hold it.
+    /// The member from which the giver of a kept chunk gets it; null if the giver holds it.
     fn feeder(direct: *const Direct, chunk: usize) ?u16 {
         const holders = direct.holders[chunk];
         if (holders == 0 or holders & direct.hubs != 0) return null;
         return @ctz(holders);
     }
 
-    /// Whether the final bytes of this chunk come here from that position.
+    /// Whether the final bytes of a chunk come to this peer from position `from`.
     pub fn gives(direct: *const Direct, b: *const Board, chunk: u32, from: u16) bool {
         return direct.hands_over(b, chunk, from, b.position);
     }
@@ -239,7 +241,7 @@ pub const Direct = struct {
         return from == giving or (to == giving and from == direct.feeder(chunk));
     }
 
-    /// The first piece at or after `from` to which that position wants this peer's contribution.
+    /// The first piece at or after `from` to which this peer contributes at position `to`.
     fn next_contributed(direct: *const Direct, b: *const Board, to: u16, from: u64) u64 {
         const partition = &b.ledger.partition;
         if (to == b.position or b.free_slots.len == 0) return partition.pieces;
@@ -253,7 +255,7 @@ pub const Direct = struct {
         return piece;
     }
 
-    /// Whether the giver of a chunk gets something for it from that position.
+    /// Whether the giver of a chunk gets a contribution to it from position `from`.
     fn contributes(direct: *const Direct, b: *const Board, chunk: usize, from: u16) bool {
         if (b.ledger.is_done(chunk)) return false;
         if (b.ledger.descriptor.kind.reduces()) return true;
@@ -282,7 +284,8 @@ pub const Direct = struct {
         return slot;
     }
 
-    /// It did not come in whole, and will come again.
+    /// Frees the slot of a contribution, because lanes broke before any fragment of it was
+    /// complete; the sender sends the contribution again.
     pub fn unplace(direct: *Direct, b: *Board, piece: usize, from: u16, slot: u16) void {
         const pending = direct.find(piece).?;
         pending.slots[from] = no_slot;
@@ -291,7 +294,7 @@ pub const Direct = struct {
         direct.remove(piece);
     }
 
-    /// A contribution is there; with the last one the piece is reduced, in rank order.
+    /// A contribution is complete; with the last contribution the piece is reduced, in rank order.
     pub fn arrived(direct: *Direct, b: *Board, piece: usize, _: u16) ?Job {
         const pending = direct.find(piece).?;
         pending.arrived += 1;
@@ -310,8 +313,8 @@ pub const Direct = struct {
         return job;
     }
 
-    /// A result for another peer that can only have it from here stays in the slot of a
-    /// contribution until it has left.
+    /// Keeps a result in the slot of a contribution until it has left for its audience, which can
+    /// get it only from here.
     fn pass_on(direct: *Direct, b: *Board, pending: *Pending, from: u16) void {
         direct.passing.appendAssumeCapacity(.{
             .piece = pending.piece,
@@ -330,7 +333,7 @@ pub const Direct = struct {
         direct.remove(pending.piece);
     }
 
-    /// Whether the piece is finished here.
+    /// Notes a job that is done. Returns whether this peer has finished the job's piece.
     pub fn done(direct: *Direct, b: *Board, job: *const Job) bool {
         if (job.kind == .contribute) {
             const chunk = b.ledger.partition.chunk_of(job.piece);
@@ -348,7 +351,8 @@ pub const Direct = struct {
         return true;
     }
 
-    /// The final bytes of a piece are here: all wait for them whom this peer gives them to.
+    /// The final bytes of a piece are here: makes them due to all members that get them from this
+    /// peer.
     pub fn forward_final(direct: *Direct, b: *const Board, piece: usize) void {
         const chunk = b.ledger.partition.chunk_of(piece);
         for (direct.ways[0..b.members], 0..) |*way, to| {
@@ -356,14 +360,15 @@ pub const Direct = struct {
         }
     }
 
-    /// Whether something may go out since this piece was finished or passed here. From the owner,
-    /// everybody has had it.
+    /// Whether something may go out now that this piece was finished or passed on here. Final bytes
+    /// of a chunk that is not kept come from its owner, which sends them to all members, so they go
+    /// no further.
     pub fn moves_on(_: *const Direct, b: *const Board, piece: usize, is_final: bool) bool {
         if (is_final) return b.ledger.kept.has(b.ledger.partition.chunk_of(piece));
         return b.ledger.final_seen.has(piece);
     }
 
-    /// Whether its final bytes are to go to anybody.
+    /// Whether the final bytes of a piece are due to any member.
     pub fn is_due(direct: *const Direct, b: *const Board, piece: usize) bool {
         for (direct.ways[0..b.members]) |*way| if (way.due.has(piece)) return true;
         return false;
@@ -371,8 +376,8 @@ pub const Direct = struct {
 
     // ---- what goes out
 
-    /// Between far members contributions go first, which have two hops before them; between near
-    /// ones finished bytes, which are still in the cache.
+    /// Between far members contributions go first, because two hops are left for them; between near
+    /// members finished bytes go first, because they are still in the cache.
     pub fn next(direct: *Direct, b: *Board, to: u16, is_eager: bool) Answer {
         if (!is_eager and !b.is_far) switch (direct.next_finished(b, to)) {
             .nothing => {},
@@ -421,7 +426,8 @@ pub const Direct = struct {
         return null;
     }
 
-    /// The contribution to an owner that sets out next, if there may be one.
+    /// The job for the next contribution to the owner at position `to`; null if none may set out
+    /// now.
     pub fn prepare(direct: *Direct, b: *Board, to: u16) ?Job {
         const way = &direct.ways[to];
         if (way.contribute_next >= b.ledger.partition.pieces) return null;
@@ -439,7 +445,7 @@ fn bit(position: usize) Set {
     return @as(Set, 1) << @intCast(position);
 }
 
-/// The position at `wanted`, counted round the set.
+/// The member number `wanted` of a set, counted round it.
 fn at(set: Set, wanted: usize) u16 {
     var rest = set;
     for (0..wanted % @popCount(set)) |_| rest &= rest - 1;

@@ -1,11 +1,11 @@
-//! Fetch: which leaf of a shared state is asked of which member, and what of it has come. Every
-//! member that holds the elected content is a source. Each source has some leaves on request, as
-//! many as its link has in the air, and is asked for the next as soon as one arrives, so a faster
-//! source gives more. When nothing is left to ask for, an idle source is asked once more for leaves
-//! that a slow one has not brought yet. A leaf may come as several fragments, all of one answer of
-//! one source: an answer that begins later takes it over, and begins anew. A leaf that has come in
-//! is here, and asked of nobody, until its hash is known. It knows ranks and numbers of leaves,
-//! never their bytes: those are session/state.zig's. Tests: fetch_test.zig.
+//! Fetch: which leaf of a shared state is asked of which member, and which fragments have come.
+//! Every member that holds the elected content is a source. Each source has as many leaves on
+//! request as its link has in the air, and is asked for the next leaf as soon as a leaf arrives, so
+//! a faster source gives more leaves. When no leaf is left to ask for, an idle source is also asked
+//! for leaves that a slow source has not brought yet. A leaf may come as several fragments, all of
+//! one answer of one source: if another answer with the leaf begins later, the leaf begins anew. A
+//! leaf that has come in is `here`, and is asked of no source until its hash is checked. Fetch
+//! knows ranks and numbers of leaves; session/state.zig has their bytes. Tests: fetch_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -19,39 +19,41 @@ const assert = std.debug.assert;
 pub const Fetch = struct {
     gpa: Allocator,
     leaves: []Leaf,
-    /// By rank.
+    /// By rank: the member as a source.
     sources: []Source,
-    /// Where the sources' requests are noted.
+    /// The memory for the `asked` lists of all sources.
     requests: []Asked,
-    /// Leaves that are not there yet.
+    /// The number of leaves that are not present yet.
     left: u32 = 0,
-    /// No leaf before this one is missing.
+    /// No leaf before this number is missing.
     cursor: u32 = 0,
     turn: usize = 0,
 
     const Leaf = enum(u8) { present, missing, asked, asked_twice, here };
 
-    /// A leaf on request of a source.
+    /// A leaf that a source was asked for.
     const Asked = struct {
         leaf: u32,
-        /// Answers up to this one are to requests from before.
+        /// Answers of the source up to this number belong to earlier requests.
         after: u32,
-        /// The last of its answers that has begun, and what has come of the leaf with that.
+        /// The source's last answer with this leaf that has begun; `assembly` has the fragments
+        /// that came with it.
         answer: u32 = 0,
         assembly: Assembly = .{},
     };
 
     const Source = struct {
         usable: bool = false,
-        /// It sent something wrong.
+        /// The source sent something wrong, and is not asked again in this attempt.
         discarded: bool = false,
-        /// On request, in this order; the last `unsaid` of them have not been said yet.
+        /// Leaves on request, in the order of requests; the last `unsaid` requests have not been
+        /// sent yet.
         asked: []Asked,
         count: u32 = 0,
         unsaid: u32 = 0,
-        /// So many may be on request.
+        /// The most leaves that may be on request.
         room: u32 = limits.state_asked_first,
-        /// The latest of its answers of which something has come.
+        /// The highest number of the source's answers of which something has come.
         heard: u32 = 0,
 
         fn find(source: *const Source, leaf: u32) ?usize {
@@ -77,7 +79,7 @@ pub const Fetch = struct {
         }
     };
 
-    /// An idle source takes over so many of the last leaves at a time.
+    /// The most leaves that an idle source takes over from slow ones at a time.
     const second_asks_max = 4;
 
     pub fn init(gpa: Allocator, leaf_count: u32, ranks: usize) Allocator.Error!Fetch {
@@ -99,7 +101,7 @@ pub const Fetch = struct {
         base.unfilled.free_list(fetch.gpa, Asked, fetch.requests);
     }
 
-    /// An attempt begins: nothing is on request, and these members can be asked.
+    /// An attempt begins: no leaf is on request, and the members in `sources` can be asked.
     pub fn begin(fetch: *Fetch, sources: *const Mask) void {
         @memset(fetch.leaves, .present);
         for (fetch.sources, 0..) |*source, rank| source.* = .{
@@ -118,13 +120,14 @@ pub const Fetch = struct {
         fetch.cursor = @min(fetch.cursor, leaf);
     }
 
-    /// Another member has everything by now.
+    /// Another member has all leaves by now, and becomes a source.
     pub fn add_source(fetch: *Fetch, rank: u16) void {
         const source = &fetch.sources[rank];
         if (!source.discarded) source.usable = true;
     }
 
-    /// Nobody has been asked in vain: somebody may still come to have everything.
+    /// Whether to wait for further sources: a member may still come to have all leaves, as long as
+    /// no source has sent something wrong.
     pub fn may_wait(fetch: *const Fetch) bool {
         for (fetch.sources) |*source| if (source.discarded) return false;
         return true;
@@ -139,7 +142,7 @@ pub const Fetch = struct {
         return false;
     }
 
-    /// So many bytes may be on request of a source: what its link has in the air.
+    /// Sets how much may be on request of a source: `bytes`, which is what its link has in the air.
     pub fn make_room(fetch: *Fetch, rank: u16, bytes: u64) void {
         const room = std.math.clamp(
             bytes / limits.state_leaf_bytes,
@@ -151,8 +154,8 @@ pub const Fetch = struct {
 
     pub const Request = struct { rank: u16, leaf: u32 };
 
-    /// The next request to make, which waits to be said; null if there is none now. Sources take
-    /// turns.
+    /// Makes the next request, which `say` then sends; null if there is none now. Sources take
+    /// turns in being asked.
     pub fn next(fetch: *Fetch) ?Request {
         const missing = fetch.first_missing();
         for (0..fetch.sources.len) |step| {
@@ -175,7 +178,8 @@ pub const Fetch = struct {
         return null;
     }
 
-    /// The leaf that whoever has most on request, and of nobody else, will bring last.
+    /// The leaf that an idle source takes over: the last of the leaves asked of one source alone,
+    /// of the source that has most of these.
     fn take_over(fetch: *const Fetch, idle: *const Source) ?u32 {
         if (idle.count >= second_asks_max) return null;
         var most: u32 = idle.count;
@@ -196,7 +200,8 @@ pub const Fetch = struct {
         return last;
     }
 
-    /// The next request of this source is said now: its leaf.
+    /// Counts the next request of a source as sent, and returns its leaf; null: all requests are
+    /// sent.
     pub fn say(fetch: *Fetch, rank: u16) ?u32 {
         const source = &fetch.sources[rank];
         if (source.unsaid == 0) return null;
@@ -204,8 +209,8 @@ pub const Fetch = struct {
         return source.asked[source.count - source.unsaid].leaf;
     }
 
-    /// The source may not have heard this request: it is said once more, unless the leaf is here.
-    /// If it has heard it, what has come counts.
+    /// The source may not have heard this request: it is sent again, unless the leaf is here. If
+    /// the source has heard the request, the fragments that have come still count.
     pub fn unsay(fetch: *Fetch, rank: u16, leaf: u32) void {
         const source = &fetch.sources[rank];
         const index = source.find(leaf) orelse return;
@@ -216,17 +221,17 @@ pub const Fetch = struct {
         source.append(asked);
     }
 
-    /// Whether all requests have been said to this source.
+    /// Whether all requests to this source have been sent.
     pub fn has_said_all(fetch: *const Fetch, rank: u16) bool {
         return fetch.sources[rank].unsaid == 0;
     }
 
-    /// Whether it has been asked for something that it has not brought.
+    /// Whether the source was asked for a leaf that it has not brought.
     pub fn owes(fetch: *const Fetch, rank: u16) bool {
         return fetch.sources[rank].count > 0;
     }
 
-    /// Whether a leaf of which this source brings something is wanted: asked of it, and not there.
+    /// Whether this source was asked for a leaf that is not here yet.
     pub fn wants(fetch: *const Fetch, rank: u16, leaf: u32) bool {
         return fetch.sources[rank].find(leaf) != null and !fetch.has(leaf);
     }
@@ -235,22 +240,22 @@ pub const Fetch = struct {
         return fetch.leaves[leaf] == .present or fetch.leaves[leaf] == .here;
     }
 
-    /// Something of an answer comes in. The source counts its answers.
+    /// Notes that a part of the answer with the number `answer` comes in from a source.
     pub fn hear(fetch: *Fetch, rank: u16, answer: u32) void {
         const source = &fetch.sources[rank];
         source.heard = @max(source.heard, answer);
     }
 
-    /// The source has delivered a leaf that is not wanted any more.
+    /// The source has delivered a leaf that is not wanted any more: ends the request.
     pub fn delivered(fetch: *Fetch, rank: u16, leaf: u32) void {
         const source = &fetch.sources[rank];
         source.remove(source.find(leaf) orelse return);
     }
 
-    /// A fragment of a leaf that is wanted of this source comes in with this answer. True: the
-    /// answer begins with it, and nothing else that comes in of the leaf counts any more. It is
-    /// faster than that of another source, and a later one of the same source is asked for because
-    /// something of the one before was thrown away.
+    /// A fragment of a leaf on request of this source comes in, in the answer with the number
+    /// `answer`. Returns whether the answer begins with this fragment; then the leaf's fragments of
+    /// other answers do not count any more. A source is asked for a newer answer after a part of
+    /// the older answer was thrown away; of two sources, the slower one's answer is dropped.
     pub fn place(
         fetch: *Fetch,
         rank: u16,
@@ -271,7 +276,7 @@ pub const Fetch = struct {
         return begins;
     }
 
-    /// If another source has begun to bring it, that one is asked for it no more.
+    /// Withdraws the requests for a leaf from other sources that have begun to bring it.
     fn cancel_others(fetch: *Fetch, rank: u16, leaf: u32) void {
         if (fetch.leaves[leaf] != .asked_twice) return;
         for (fetch.sources, 0..) |*source, other| {
@@ -283,15 +288,15 @@ pub const Fetch = struct {
         }
     }
 
-    /// A fragment that had a place did not come in whole.
+    /// A fragment that had a place did not come in whole: frees the place.
     pub fn unplace(fetch: *Fetch, rank: u16, leaf: u32, answer: u32, fragment: Fragment) void {
         const source = &fetch.sources[rank];
         const asked = &source.asked[source.find(leaf) orelse return];
         if (asked.answer == answer) _ = asked.assembly.unplace(fragment);
     }
 
-    /// A fragment that had a place is there: whether its leaf is one to look at now. That is asked
-    /// of nobody then, until it has passed or failed.
+    /// Notes that a fragment has arrived whole. Returns whether its leaf is complete and must be
+    /// checked now; until the check, the leaf is asked of no source.
     pub fn came(fetch: *Fetch, rank: u16, leaf: u32, fragment: Fragment) bool {
         const source = &fetch.sources[rank];
         const index = source.find(leaf) orelse return false;
@@ -302,14 +307,15 @@ pub const Fetch = struct {
         return true;
     }
 
-    /// It is as it must be.
+    /// Notes that a leaf has the right hash, and so is present.
     pub fn passed(fetch: *Fetch, leaf: u32) void {
         if (fetch.leaves[leaf] != .here) return;
         fetch.leaves[leaf] = .present;
         fetch.left -= 1;
     }
 
-    /// It is not: it is wanted again, perhaps of a source that has been asked for it, too.
+    /// The leaf has a wrong hash: it is wanted again, also from another source that was already
+    /// asked for it.
     pub fn failed(fetch: *Fetch, leaf: u32) void {
         if (fetch.leaves[leaf] != .here) return;
         fetch.leaves[leaf] = for (fetch.sources) |*source| {
@@ -318,19 +324,21 @@ pub const Fetch = struct {
         if (fetch.leaves[leaf] == .missing) fetch.cursor = @min(fetch.cursor, leaf);
     }
 
-    /// It is not asked again in this attempt; what it has not brought is asked of others.
+    /// The source sent something wrong: it is not asked again in this attempt, and its leaves are
+    /// asked of others.
     pub fn discard(fetch: *Fetch, rank: u16) void {
         fetch.sources[rank].discarded = true;
         fetch.forget(rank);
     }
 
-    /// It is out of reach, through no fault of its own: others are asked, or come to have it.
+    /// The source is out of reach, through no fault of its own: its leaves are asked of sources
+    /// that are there, or come later.
     pub fn forget(fetch: *Fetch, rank: u16) void {
         fetch.sources[rank].usable = false;
         fetch.take_back(rank);
     }
 
-    /// Its answers may be lost on their way: the leaves are asked for again, of any source.
+    /// The source's answers may be lost on their way: its leaves are asked again, of any source.
     pub fn take_back(fetch: *Fetch, rank: u16) void {
         const source = &fetch.sources[rank];
         for (source.asked[0..source.count]) |*it| {
@@ -342,11 +350,11 @@ pub const Fetch = struct {
                     fetch.cursor = @min(fetch.cursor, leaf);
                 },
                 .present, .here => {},
-                .missing => unreachable, // it is on request
+                .missing => unreachable, // a leaf on request is not missing
             }
         }
         source.count = 0;
         source.unsaid = 0;
-        source.heard = 0; // it may count anew
+        source.heard = 0; // the source may number its answers anew
     }
 };

@@ -1,10 +1,11 @@
-//! Figures: how long an operation takes at the rates that the members have found, and at least: a
-//! pure function of the matrix (matrix.zig), of what moves (volume.zig) and of the way that is
-//! taken. Nothing is chosen by them. A figure that needs a rate which is not known is 0.
+//! Figures: how long an operation takes at the rates that members have measured, and how long at
+//! least: a pure function of the matrix (matrix.zig), of the bytes that move (volume.zig) and of
+//! the way taken. No decision depends on figures. A figure that needs an unknown rate is 0.
 //!
-//! The bound is of any schedule: all members together send each byte as often as it must be added
-//! and told, and through each cut goes what one side has and the other wants. The prediction is of
-//! one way: the slowest link or member, and the hops. Both are in docs/internals/ALGORITHMS.md.
+//! The bound holds for any schedule: all members together send each byte as often as it must be
+//! added and told, and each cut carries the bytes that one side has and the other wants. The
+//! prediction is for one way: the time of the slowest link or member, and the hops. Formulas of
+//! bound and prediction: docs/internals/ALGORITHMS.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,20 +19,20 @@ const members_max = matrix_file.members_max;
 
 pub const Figures = struct {
     way: Way = .ring,
-    /// From the call to the commit; 0: not known.
+    /// The time from the call to the commit; 0: not known.
     predicted_ns: u64 = 0,
-    /// 0: not known.
+    /// The least time with any schedule; 0: not known.
     bound_ns: u64 = 0,
 };
 
-/// The course of an operation.
+/// The way that the data of an operation takes, and its members.
 pub const Course = struct {
     way: Way,
-    /// Ranks of the members, round the ring.
+    /// Ranks of the members, in the order of the ring.
     order: []const u16,
-    /// One member alone has, or wants, all of it.
+    /// One member alone has, or wants, all the data.
     is_rooted: bool = false,
-    /// To the coordinator and back.
+    /// The round trip to the coordinator in nanoseconds.
     commit_ns: u64 = 0,
 
     fn alive(course: *const Course) Side {
@@ -53,7 +54,7 @@ pub fn of(matrix: *Matrix, volume: *const Volume, course: *const Course) Figures
     };
 }
 
-/// Seconds.
+/// The least time with any schedule, in seconds.
 fn bound(matrix: *Matrix, volume: *const Volume, alive: Side) f64 {
     const total = volume.total(alive);
     var least: f64 = 0;
@@ -66,7 +67,7 @@ fn bound(matrix: *Matrix, volume: *const Volume, alive: Side) f64 {
     return least;
 }
 
-/// Null if one is not known.
+/// The sum of the rates of the members alive; null if one rate is not known.
 fn sum_of(rates: *const [members_max]u64, alive: Side) ?f64 {
     var sum: f64 = 0;
     var left = alive;
@@ -78,7 +79,7 @@ fn sum_of(rates: *const [members_max]u64, alive: Side) ?f64 {
     return sum;
 }
 
-/// Seconds; null if a link that is used is not known.
+/// The predicted time in seconds; null if the rate of a link that is used is not known.
 fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
     if (volume.total(course.alive()) == 0) return null;
     const busy = slowest(matrix, volume, course) orelse return null;
@@ -86,12 +87,13 @@ fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course
     const commit = seconds(course.commit_ns);
     if (course.way == .message) return busy + 2 * hops.longest + commit;
     if (course.is_rooted) return busy + hops.way + commit;
-    // Where all begin at once links are busy to the end, and the last bytes have one more hop. If
-    // there is little to move, each step waits for the one before.
+    // All members begin at once, so links are busy to the end, and the last bytes have one more
+    // hop. If there is little to move, each step waits for the step before.
     return commit + @max(busy + hops.longest, hops.way + busy / hops.steps);
 }
 
-/// The time that the slowest link, or member, has to send or receive.
+/// The seconds that the slowest link or member needs to send or receive; null if a rate is not
+/// known.
 fn slowest(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
     var out: [members_max]f64 = @splat(0);
     var in: [members_max]f64 = @splat(0);
@@ -115,13 +117,14 @@ fn slowest(matrix: *const Matrix, volume: *const Volume, course: *const Course) 
     return most;
 }
 
-/// Straight to the owners, which are all members, and from there to all.
+/// Bytes from a to b in the direct schedule: contributions to the owners, which are all members,
+/// and results to all.
 fn load_of_pair(volume: *const Volume, course: *const Course, a: u16, b: u16) f64 {
     const share = volume.all / @as(f64, @floatFromInt(course.order.len));
     return 2 * share + volume.from[a] + volume.to[b] + volume.pairs[a][b];
 }
 
-/// From each position to the next.
+/// Bytes from each position to the next in the ring.
 fn loads_of_ring(volume: *const Volume, course: *const Course, loads: *[members_max]f64) void {
     const n: f64 = @floatFromInt(course.order.len);
     var from: f64 = 0;
@@ -147,10 +150,10 @@ fn loads_of_ring(volume: *const Volume, course: *const Course, loads: *[members_
     }
 }
 
-/// Seconds on the way, without those of sending.
+/// Seconds that bytes are on their way, without the time to send them.
 const Hops = struct {
     longest: f64 = 0,
-    /// From the first member of the longest way to its last.
+    /// The seconds from the first member of the longest way to the last.
     way: f64,
     steps: f64,
 

@@ -1,6 +1,7 @@
-//! incoming: which piece a frame brings, which part of it, and whether it may: once, from whom it
-//! is due, and as long as it must be. Errors are breaches of the protocol by the sender, or a frame
-//! that comes again. It knows no memory; movement.zig does, and calls it.
+//! incoming: finds the piece that a frame brings, and which part of it, and checks that the frame
+//! comes once, from the sender it is due from, and has the right length. Errors are breaches of the
+//! protocol by the sender, or a frame that comes again. This file knows no memory; movement.zig
+//! knows it, and calls this file.
 
 const wire = @import("wire");
 const job_file = @import("job.zig");
@@ -11,14 +12,14 @@ const PlaceError = @import("board.zig").PlaceError;
 const Header = wire.frame.Header;
 const no_slot = job_file.no_slot;
 
-/// The bytes of a slot, or of the result of a piece where there is none.
+/// A range of bytes of a slot, or of the piece in the result if there is no slot.
 pub const Found = struct {
     piece: usize,
     slot: u16 = no_slot,
     range: wire.Fragment.Range,
 };
 
-/// It counts as placed from now on.
+/// Finds the place of a frame from position `from`; the frame counts as placed from now on.
 pub fn find(b: *Board, movers: *Movers, header: *const Header, from: u16) PlaceError!Found {
     const piece = b.ledger.partition.numbered(header.index) orelse return error.UnknownPiece;
     switch (header.kind) {
@@ -50,7 +51,7 @@ fn find_final(
     const range = header.fragment.range(final_bytes(b, piece));
     if (header.payload_bytes != range.len()) return error.WrongLength;
     if (header.reduced_attempt == 0 or header.reduced_attempt > b.attempt) return error.WrongPhase;
-    // Its sum has not gone on from here, so it cannot be final.
+    // This peer's sum of the piece has not gone on yet, so no owner can have final bytes of it.
     if (b.is_under_way(piece)) return error.WrongPhase;
     if (!is_whole or !header.fragment.is_whole()) try assembly.place(header.fragment);
     l.final_seen.set_bit(piece);
@@ -63,7 +64,7 @@ fn final_bytes(b: *const Board, piece: usize) usize {
     return partition.codec.encoded_bytes(partition.elements(piece));
 }
 
-/// A placed frame did not come in whole: it will come again.
+/// Frees the place of a placed frame that did not come in whole; the sender sends the frame again.
 pub fn let_go(b: *Board, movers: *Movers, header: *const Header, from: u16, slot: u16) void {
     const piece = b.ledger.partition.numbered(header.index).?;
     const assembly = assembly_of(b, header.kind, piece, slot);
@@ -72,7 +73,7 @@ pub fn let_go(b: *Board, movers: *Movers, header: *const Header, from: u16, slot
     movers.ask(b, .unplace, .{ piece, from, slot });
 }
 
-/// The parts of a piece that are there.
+/// The fragments of a piece that have come.
 pub fn assembly_of(b: *Board, kind: wire.frame.Kind, piece: usize, slot: u16) *Assembly {
     return if (kind == .final) &b.ledger.assemblies[piece] else &b.assemblies[slot];
 }

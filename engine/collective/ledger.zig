@@ -1,7 +1,8 @@
-//! Ledger: what one operation has and lacks. By chunk: whose it is, whether members keep it or
-//! nobody waits for it, in which attempt it was reduced, and the digest of it. By piece: what has
-//! come, and what is settled. It outlives attempts, and says when all is there. It knows no
-//! address; the order in which things move is ring.zig's, direct.zig's and message.zig's.
+//! Ledger: the chunks and pieces that one operation has and lacks. By chunk: source and audience,
+//! whether members keep it or it is void, the attempt that reduced it, and its digest. By piece:
+//! whether the piece has come, and whether it is settled. The ledger outlives attempts, and tells
+//! when the result is complete. The ledger knows no address; ring.zig, direct.zig and message.zig
+//! choose the order in which pieces move.
 
 const std = @import("std");
 const base = @import("base");
@@ -20,31 +21,32 @@ pub const Ledger = struct {
     descriptor: Descriptor,
     partition: Partition,
     roles: Roles,
-    /// Each part has a shard of each array.
+    /// The number of arrays of the call; each part (roles.zig) has a shard of each array.
     arrays: usize,
-    /// All contribute to each part; all want each.
+    /// All ranks contribute to each part (`is_from_all`); all ranks want each part (`is_for_all`).
     is_from_all: bool,
     is_for_all: bool,
 
-    // Per chunk. The attempt that reduced a settled chunk, 0 while it is not settled; and that of
-    // the pieces which have come.
+    // By chunk: the attempt that reduced the chunk, 0 while it is not settled (`reduced`); the
+    // attempt that reduced the pieces which have come (`arriving`); the number of pieces not yet
+    // settled (`left`).
     reduced: []u32,
     arriving: []u32,
     left: []u32,
     digests: []u128,
     settled_count: u32 = 0,
-    /// Chunks that are this peer's result in this attempt.
+    /// The number of chunks of this peer's result in this attempt.
     wanted_count: u32 = 0,
     kept: BitSet,
-    /// Chunks that nobody waits for in this attempt: their source or audience is lost.
+    /// Chunks that no rank waits for in this attempt, because their source or audience is lost.
     voided: BitSet,
 
-    // Per piece.
-    /// Those of which this peer is the source, and which are still to be brought to its result.
+    // By piece.
+    /// Pieces of which this peer is the source, and which are still to be copied to its result.
     own_left: BitSet,
     settled: BitSet,
     final_seen: BitSet,
-    /// Final bytes that come in fragments.
+    /// The fragments of each piece's final bytes that have come.
     assemblies: []Assembly,
 
     pub fn init(
@@ -61,7 +63,7 @@ pub const Ledger = struct {
             .partition = partition,
             .roles = roles,
             .arrays = arrays,
-            // All parts are alike in this.
+            // Either all parts have a source or none has; the same holds for audiences.
             .is_from_all = roles.source(0) == null,
             .is_for_all = roles.audience(0) == null,
             .reduced = try base.unfilled.list(arena, u32, chunks),
@@ -81,22 +83,22 @@ pub const Ledger = struct {
 
     // ---- whose a chunk is
 
-    /// The rank that alone contributes to it; null: all do.
+    /// The rank that alone contributes to a chunk; null: all ranks do.
     pub inline fn source(l: *const Ledger, chunk: usize) ?u16 {
         return if (l.is_from_all) null else l.roles.source(l.part_of(chunk));
     }
 
-    /// The rank that alone wants it; null: all do.
+    /// The rank that alone wants a chunk; null: all ranks do.
     pub inline fn audience(l: *const Ledger, chunk: usize) ?u16 {
         return if (l.is_for_all) null else l.roles.audience(l.part_of(chunk));
     }
 
-    /// The number of its shard, among those of its array.
+    /// The part of a chunk (roles.zig): the number of its shard among the shards of its array.
     fn part_of(l: *const Ledger, chunk: usize) usize {
         return l.partition.shard_of_chunk(chunk) / l.arrays;
     }
 
-    /// Whether it is a part of this peer's result.
+    /// Whether a chunk is a part of this peer's result in this attempt.
     pub fn wants(l: *const Ledger, chunk: usize) bool {
         if (l.voided.has(chunk)) return false;
         const rank = l.audience(chunk) orelse return true;
@@ -112,13 +114,13 @@ pub const Ledger = struct {
         return l.has_target(chunk) and l.partition.pieces_of(chunk) > 0;
     }
 
-    /// Whether nothing moves for it but final bytes, if anything.
+    /// Whether a chunk is kept or void, so that nothing but final bytes moves for it, if anything.
     pub fn is_done(l: *const Ledger, chunk: usize) bool {
         return l.kept.has(chunk) or l.voided.has(chunk);
     }
 
-    /// Whether nobody else contributes to it. One that comes from another member, and of which
-    /// somebody has said that this peer holds it, can be had from nobody.
+    /// Whether this peer wants a piece and no other rank is its source. If another rank is the
+    /// source, and a false report names this peer as a holder, the piece can be had from nobody.
     pub fn is_own_result(l: *const Ledger, piece: usize) bool {
         const chunk = l.partition.chunk_of(piece);
         return l.wants(chunk) and (l.source(chunk) orelse l.roles.rank) == l.roles.rank;
@@ -141,8 +143,8 @@ pub const Ledger = struct {
 
     // ---- attempts
 
-    /// Chunks that are kept stay settled, all others are redone. `positions`: by rank.
-    /// `mover.held_by` is told who has a kept chunk.
+    /// Begins an attempt: kept chunks stay settled, all others are redone. `positions` has each
+    /// rank's position, or `nobody`. `mover.held_by` is told which members hold a kept chunk.
     pub fn begin(
         l: *Ledger,
         attempt: u32,
@@ -153,17 +155,19 @@ pub const Ledger = struct {
         l.kept.clear();
         l.voided.clear();
         for (kept) |range| {
-            // Reports of others made it: it may name chunks that this operation does not have.
+            // Reports of members made the range, so it may name chunks that this operation does not
+            // have.
             const end = @min(range.end, l.partition.chunks);
             for (@min(range.begin, end)..end) |chunk| {
-                // Only the audience can hold it; who else says so lies.
+                // Only the audience can hold a chunk; any other rank that is reported as its holder
+                // is not.
                 if (l.audience(chunk)) |rank| if (!range.holders.has(rank)) continue;
-                // And a source that is there holds what it has, whatever others say.
+                // A source that is alive holds its chunk, whatever the reports say.
                 if (l.is_not_held_by_source(chunk, positions, &range.holders)) continue;
                 l.kept.set_bit(chunk);
                 mover.held_by(chunk, &range.holders);
-                // If others said so, this peer holds another result than the kept one, and gets
-                // that.
+                // If only other members hold the chunk, this peer's own result of it differs from
+                // theirs: the peer drops its own and gets the kept one.
                 if (!range.holders.has(l.roles.rank)) l.discard(@intCast(chunk));
             }
         }
@@ -183,8 +187,9 @@ pub const Ledger = struct {
         l.final_seen.count = l.settled.count;
     }
 
-    /// A chunk that nobody else holds comes from its source. If that is lost, the chunk is void;
-    /// without `resume`, so is all of its shard, so that a shard is there or is not.
+    /// A chunk that no other member holds comes from its source. If the source is lost, the chunk
+    /// is void; without `resume`, all chunks of its shard are void too, so that a shard is complete
+    /// or void.
     fn give_from_source(l: *Ledger, positions: []const u16, mover: anytype) void {
         if (l.is_from_all) return;
         for (0..l.partition.chunks) |chunk| {
@@ -194,7 +199,8 @@ pub const Ledger = struct {
                 l.voided.set_bit(chunk);
                 continue;
             }
-            // A carried chunk is held by its audience alone, which may be its source.
+            // A carried chunk is held by its audience alone, so from the start only if that is its
+            // source.
             if (l.descriptor.kind.carries() and l.audience(chunk).? != rank) continue;
             var holder: base.Mask = .empty;
             holder.set(rank);
@@ -228,7 +234,7 @@ pub const Ledger = struct {
         positions: []const u16,
         holders: *const base.Mask,
     ) bool {
-        if (l.descriptor.kind.carries()) return false; // its audience has it
+        if (l.descriptor.kind.carries()) return false; // only its audience can hold a carried chunk
         const rank = l.source(chunk) orelse return false;
         return positions[rank] != nobody and !holders.has(rank);
     }
@@ -249,7 +255,8 @@ pub const Ledger = struct {
 
     // ---- what comes
 
-    /// A source has its own chunks of the result from the start; their bytes come later.
+    /// Settles the pieces of this peer's result of which it is the source; their bytes are copied
+    /// later.
     pub fn settle_own(l: *Ledger) void {
         if (l.is_from_all) return;
         for (0..l.piece_count()) |piece| {
@@ -270,23 +277,25 @@ pub const Ledger = struct {
     }
 
     fn settle_chunk(l: *Ledger, chunk: u32, attempt: u32) void {
-        // One without pieces has been done in this attempt.
+        // A chunk without pieces counts as reduced in this attempt.
         if (l.arriving[chunk] == 0) l.arriving[chunk] = attempt;
         l.reduced[chunk] = l.arriving[chunk];
         l.settled_count += 1;
     }
 
-    /// Counts a piece as all members have it: as it travels, or as it is if finished alone.
+    /// Adds a piece to the digest of its chunk: the bytes as they travel, or the result in a world
+    /// of one.
     pub fn add_digest(l: *Ledger, piece: usize, part: u128) void {
         l.digests[l.partition.chunk_of(piece)] +%= part;
     }
 
-    /// This peer has its result.
+    /// Whether this peer has its whole result.
     pub fn is_complete(l: *const Ledger) bool {
         return l.settled_count == l.wanted_count and l.own_left.count == 0;
     }
 
-    /// Order-independent digest of what all members have; 0 where results are private.
+    /// The digest of the result that all members have, whatever the order of pieces; 0 for private
+    /// results.
     pub fn digest(l: *const Ledger) u128 {
         if (l.descriptor.kind.is_private()) return 0;
         var total: u128 = 0;
@@ -294,7 +303,8 @@ pub const Ledger = struct {
         return total;
     }
 
-    /// Elements that this peer sends to a rank and wants of it, in an uneven all_to_all.
+    /// The number of elements that this peer sends to a rank, and wants from it, in an uneven
+    /// all_to_all.
     pub fn exchanged_with(l: *const Ledger, rank: u16) struct { u64, u64 } {
         const shards = l.partition.shards;
         const ranks: usize = l.roles.world_size;

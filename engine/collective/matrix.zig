@@ -1,29 +1,29 @@
-//! Matrix: what the links of an epoch carry, and its members on all links together, by rank, as the
-//! coordinator believes it; and what can cross from one side of the members to the other. Plain
-//! data, and questions about it. figures.zig says what follows for an operation.
+//! Matrix: the rate of each link of an epoch, and of each member on all its links together, by
+//! rank, as the coordinator believes them; and the rate at which bytes can cross from some members
+//! to the others. Plain data, and questions about it. figures.zig computes times from it.
 
 const std = @import("std");
 const base = @import("base");
 
 pub const members_max = base.limits.measured_max;
 
-/// A set of ranks.
+/// A set of ranks, a bit each.
 pub const Side = u32;
 
 pub fn bit(rank: usize) Side {
     return @as(Side, 1) << @intCast(rank);
 }
 
-/// Bytes per second; what is not known is 0.
+/// Rates are in bytes per second; 0: not known.
 pub const Matrix = struct {
     up: [members_max]u64 = @splat(0),
     down: [members_max]u64 = @splat(0),
     rates: [members_max][members_max]u64 = @splat(@splat(0)),
     rtts_ns: [members_max][members_max]u64 = @splat(@splat(0)),
-    /// Found once for the members of an attempt.
+    /// The cuts, found once for the members of an attempt.
     cuts: Cuts = .{},
 
-    /// A member's row will be told anew.
+    /// Clears a member's row, which is about to be told anew.
     pub fn clear_row(matrix: *Matrix, rank: usize) void {
         matrix.rates[rank] = @splat(0);
         matrix.rtts_ns[rank] = @splat(0);
@@ -35,8 +35,9 @@ pub const Matrix = struct {
         return matrix.cuts.found[0..matrix.cuts.count];
     }
 
-    /// The most that goes from one side to the other at once: no more than the members of either
-    /// side, and the links between them, carry. Infinite where that is not known.
+    /// The most bytes per second that go from one side to the other at once: bounded by the rates
+    /// of the members on either side, and of the links between them. It is infinite if a needed
+    /// rate is not known.
     fn crossing(matrix: *const Matrix, from: Side, to: Side) f64 {
         var out: f64 = 0;
         var in: f64 = 0;
@@ -66,13 +67,13 @@ fn limit(rate: u64) f64 {
     return if (rate == 0) std.math.inf(f64) else @floatFromInt(rate);
 }
 
-/// From the ranks of one side to all others that are alive.
+/// The most bytes per second from the ranks of `side` to all other ranks alive.
 pub const Cut = struct { side: Side, rate: f64 };
 
-/// All cuts of few members; of more, those around one member. A cut through which nobody knows how
-/// much goes is left out.
+/// All cuts, if few members are alive; of more members, the cuts around each one. A cut of unknown
+/// rate is left out.
 const Cuts = struct {
-    /// The members that they divide; 0: not found yet.
+    /// The members that the cuts divide; 0: the cuts are not found yet.
     alive: Side = 0,
     count: usize = 0,
     found: [room]Cut = undefined,
@@ -92,7 +93,8 @@ const Cuts = struct {
             }
             return;
         }
-        // All subsets of the members but the whole, from the largest to the empty one.
+        // All subsets of the members, except the whole and the empty one, in descending order of
+        // their bits.
         var side = (alive -% 1) & alive;
         while (side != 0) : (side = (side - 1) & alive) cuts.add(matrix, side);
     }
@@ -120,7 +122,7 @@ test "a side sends no more than its members, its links, and the members of the o
     try expectEqual(6, matrix.cuts_of(0b111).len);
     try expectEqual(10, rate_of(&matrix, 0b111, 0b001));
     try expectEqual(20, rate_of(&matrix, 0b111, 0b110));
-    // Links of rank 0: one that is not known may carry anything.
+    // A link of rank 0 whose rate is not known may carry anything.
     matrix.clear_row(0);
     matrix.rates[0][1] = 3;
     try expectEqual(10, rate_of(&matrix, 0b111, 0b001));
@@ -129,12 +131,12 @@ test "a side sends no more than its members, its links, and the members of the o
     matrix.rates[0][2] = 4;
     try expectEqual(7, rate_of(&matrix, 0b111, 0b001));
     try expectEqual(3 + 10, rate_of(&matrix, 0b111, 0b101) orelse 0);
-    // The others take in so much.
+    // Now each member can receive 1 byte per second.
     matrix.down = @splat(1);
     matrix.cuts.alive = 0;
     try expectEqual(2, rate_of(&matrix, 0b111, 0b001));
     try expectEqual(1, rate_of(&matrix, 0b111, 0b101));
-    // Without rank 2.
+    // Rank 2 is not alive.
     try expectEqual(2, matrix.cuts_of(0b011).len);
     try expectEqual(1, rate_of(&matrix, 0b011, 0b001));
 }

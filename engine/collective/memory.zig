@@ -1,13 +1,14 @@
 //! Memory: where the bytes of one operation are: the caller's arrays, the undo log, slots, encoded
-//! results. It turns places into bytes and does jobs. No other file of this layer calls a kernel or
-//! has an address, but for arrays.zig, which has the caller's.
+//! results. Memory turns places into addresses and does jobs. In this layer only memory.zig calls
+//! kernels, and only memory.zig and arrays.zig (the caller's arrays) have addresses.
 //!
 //! The result grows in the caller's buffer. In place, each piece of the input is saved in `shadow`
 //! before its first byte is overwritten, in the step that reads it anyway, so that a failed call
 //! gives the input back (docs/internals/PROMISE.md, P3). In a separate result buffer nothing is
 //! saved: its contents after a failure are unspecified.
 //!
-//! `prepare` is the engine's thread's; `run` any thread's, for pieces that nothing else is at.
+//! Only the engine's thread calls `prepare`. Any thread may call `run`, if no other job is at the
+//! piece.
 
 const std = @import("std");
 const base = @import("base");
@@ -28,28 +29,34 @@ pub const Memory = struct {
     partition: Partition,
     rank: u16,
     op: base.ReduceOp,
-    /// Nobody else has this result, so it has no digest, and travels no further.
+    /// No other peer has this result, so it has no digest and is passed to no peer.
     is_private: bool,
-    /// Random signs and roundings follow from it; the same on all peers.
+    /// The number of the operation, the same on all peers; codecs derive random signs and roundings
+    /// from it.
     operation: u64,
-    /// The caller's: what it contributes, until this peer has voted, and where the result grows.
+    /// The caller's arrays: this peer's contribution, until the peer has voted, and the buffers in
+    /// which the result grows.
     arrays: Arrays,
-    /// The caller's: for each element an f32 that former encodings lost, and what this one loses.
+    /// The caller's error feedback, an f32 for each element: the loss of earlier encodings comes
+    /// in, the loss of this operation goes out.
     residual: ?kernels.Residual,
-    /// The caller has its arrays back: what this peer has for others is in `shadow`.
+    /// The result is set aside: the caller has its arrays back, and `shadow` has this peer's result
+    /// for other members.
     is_aside: bool = false,
-    /// The undo log: what the caller's arrays had in place. Later the result that is set aside.
+    /// The undo log: bytes of the caller's arrays that the result overwrites in place; while
+    /// `is_aside`, the result itself.
     shadow: Pool.Buffer = &.{},
-    /// With a codec: the final bytes as they travel, and room for a piece more. Whoever holds a
-    /// chunk decodes these, its owner too, and passes on these, in later attempts as well.
+    /// With a codec: the encoded final bytes of all pieces, and room for one piece more (`aside`).
+    /// Each holder of a chunk, its owner too, decodes these bytes, and passes them on in later
+    /// attempts as well.
     encoded: Pool.Buffer = &.{},
     slots: Pool.Buffer = &.{},
     slot_bytes: usize,
-    // Per piece: the undo log has it; the result was written over it.
+    // By piece: the undo log has its old bytes (`saved`); the result was written over it (`dirty`).
     saved: base.BitSet,
     dirty: base.BitSet,
 
-    /// `arena` gives all of it back. The large buffers come with `reserve`.
+    /// Makes the bookkeeping, whose lists are in `arena`; `reserve` takes the large buffers.
     pub fn init(
         arena: Allocator,
         pool: *Pool,
@@ -74,7 +81,7 @@ pub const Memory = struct {
         };
     }
 
-    /// The large buffers. A failure changes nothing.
+    /// Takes the large buffers from the pool; an error takes none.
     pub fn reserve(m: *Memory, slot_count: usize) Allocator.Error!void {
         const room = if (m.encodes()) m.arrays.encoded_bytes + m.slot_bytes else 0;
         const shadow = try m.pool.take(m.arrays.result_bytes);
@@ -84,7 +91,7 @@ pub const Memory = struct {
         m.encoded = try m.pool.take(room);
         m.shadow = shadow;
         m.slots = slots;
-        // A piece that is not encoded loses nothing.
+        // Without a codec no piece loses anything, so every residual stays as it is.
         if (!m.encodes()) for (0..@intCast(m.partition.pieces)) |piece| m.keep_residual(piece);
     }
 
@@ -108,7 +115,8 @@ pub const Memory = struct {
         return m.slots[index * m.slot_bytes ..][0..m.slot_bytes];
     }
 
-    /// The result grows over the contribution: what was overwritten is read from `shadow`.
+    /// Whether the result of a piece overwrites its contribution; an overwritten contribution is
+    /// read from `shadow`.
     fn in_place(m: *const Memory, piece: usize) bool {
         return m.arrays.in_place(m.partition.shard_of(piece));
     }
@@ -117,19 +125,19 @@ pub const Memory = struct {
         return m.is_aside or (m.dirty.has(piece) and m.in_place(piece));
     }
 
-    /// This peer's contribution.
+    /// Returns where this peer's contribution to a piece begins.
     fn own(m: *const Memory, piece: usize, in_shadow: bool) [*]const u8 {
         const place = m.place_of(piece);
         if (in_shadow) return m.shadow.ptr + m.arrays.places[place.shard].shadow + place.start;
         return m.arrays.send(place.shard) + place.start;
     }
 
-    /// The contribution of this peer, which travels as it is.
+    /// This peer's contribution to a piece, unconverted.
     pub fn own_piece(m: *const Memory, piece: usize) []const u8 {
         return m.own(piece, m.is_own_in_shadow(piece))[0..m.place_of(piece).len];
     }
 
-    /// Where it is in the result, which has it.
+    /// The bytes of a piece in this peer's result, wherever the result is now.
     pub fn target_piece(m: *const Memory, piece: usize) []u8 {
         return if (m.is_aside) m.shadow_piece(piece) else m.caller_piece(piece);
     }
@@ -144,14 +152,14 @@ pub const Memory = struct {
         return m.shadow[m.arrays.places[place.shard].shadow + place.start ..][0..place.len];
     }
 
-    /// Its bytes in its shard.
+    /// The shard of a piece, and the bytes of the piece within that shard.
     fn place_of(m: *const Memory, piece: usize) struct { shard: usize, start: usize, len: usize } {
         const found = m.partition.place_of(piece);
         const start = found.before * found.dtype.size();
         return .{ .shard = found.shard, .start = start, .len = found.bytes() };
     }
 
-    /// The final bytes of a piece of the result as they travel.
+    /// The final bytes of a piece as they travel: encoded if there is a codec.
     pub fn final_piece(m: *const Memory, piece: usize) []u8 {
         return if (m.encodes()) m.encoded_piece(piece) else m.target_piece(piece);
     }
@@ -165,7 +173,7 @@ pub const Memory = struct {
         return m.encoded[start..][0..m.encoded_bytes(piece)];
     }
 
-    /// For bytes that may not go where they will be just yet. There is one such place.
+    /// The one room of the operation for an encoded piece that must not overwrite its inputs.
     fn aside(m: *const Memory, piece: usize) []u8 {
         return m.encoded[m.arrays.encoded_bytes..][0..m.encoded_bytes(piece)];
     }
@@ -182,7 +190,8 @@ pub const Memory = struct {
         return .{ .in = whole.in + start, .out = whole.out + start };
     }
 
-    /// Nobody gets anything of it, so nothing is given back and nothing is lost.
+    /// Copies the residual of a piece unchanged: no peer gets an encoding of this piece, so nothing
+    /// is repaid and nothing is lost.
     pub fn keep_residual(m: *const Memory, piece: usize) void {
         const rest = m.residual_of(piece) orelse return;
         @memmove(rest.out, rest.in[0 .. m.partition.elements(piece) * @sizeOf(f32)]);
@@ -190,25 +199,28 @@ pub const Memory = struct {
 
     // ---- the undo log
 
-    /// Where the final bytes of a piece come in.
+    /// Returns the bytes into which the final bytes of a piece are read; saves the old bytes first.
     pub fn receive(m: *Memory, piece: usize) []u8 {
         if (m.encodes()) return m.encoded_piece(piece);
         if (m.overwrite(piece)) m.save(piece);
         return m.target_piece(piece);
     }
 
-    /// A piece of the result is about to be written. Whether what is there must be saved first.
+    /// Notes that a piece of the result is about to be written. Returns whether its old bytes must
+    /// be saved first.
     fn overwrite(m: *Memory, piece: usize) bool {
         m.dirty.set_bit(piece);
         return m.must_save(piece);
     }
 
-    /// A contribution is read for the last time before it may be overwritten. Whether to save it.
+    /// Returns whether to save a contribution, which is about to be read for the last time before
+    /// the result may overwrite it.
     fn read_last(m: *Memory, piece: usize) bool {
         return m.in_place(piece) and m.must_save(piece);
     }
 
-    /// The caller has it back as it was, if the call fails.
+    /// Whether the old bytes of a piece must be saved for a call that fails: true at most once for
+    /// a piece.
     fn must_save(m: *Memory, piece: usize) bool {
         const place = &m.arrays.places[m.partition.shard_of(piece)];
         if (m.saved.has(piece) or !m.arrays.is_kept[place.array]) return false;
@@ -220,7 +232,7 @@ pub const Memory = struct {
         m.copy_unread(m.shadow_piece(piece), m.target_piece(piece));
     }
 
-    /// For bytes that are not read again soon: most of a large undo log is never read.
+    /// Copies bytes that are not read again soon, such as a large undo log, past the caches.
     fn copy_unread(m: *const Memory, to: []u8, from: []const u8) void {
         if (m.shadow.len >= large_bytes) kernels.copy_past(to.ptr, from.ptr, from.len) //
         else @memcpy(to, from);
@@ -232,16 +244,16 @@ pub const Memory = struct {
         return m.arrays.is_received(m.partition.shard_of(piece));
     }
 
-    /// Whether a call that fails must give a piece back.
+    /// Whether a call that fails must give the old bytes of a piece back.
     pub fn is_overwritten(m: *const Memory, piece: usize) bool {
         return m.dirty.has(piece) and m.saved.has(piece);
     }
 
-    /// All pieces are set aside. Nothing is contributed any more: what this peer has voted for is
-    /// all it gives.
+    /// Notes that all pieces are set aside. From now on this peer contributes nothing more: it
+    /// gives only the result that it voted for.
     pub fn is_set_aside(m: *Memory) void {
         for (0..@intCast(m.partition.pieces)) |piece| {
-            // Nothing of the caller's is left here.
+            // `shadow` has the result, so no old bytes may be saved over it.
             if (m.is_received(piece)) m.saved.set_bit(piece);
         }
         m.is_aside = true;
@@ -249,7 +261,7 @@ pub const Memory = struct {
         m.dirty.clear();
     }
 
-    /// After it was set aside and committed: the result goes to the caller after all, once.
+    /// Copies a result that was set aside to the caller's arrays, once its operation is committed.
     pub fn hand_over(m: *const Memory) void {
         assert(m.is_aside);
         for (m.arrays.places, m.partition.shards, 0..) |*from, *shard, index| {
@@ -261,14 +273,14 @@ pub const Memory = struct {
 
     // ---- jobs
 
-    /// The places of a job, settled when it is made.
+    /// The choices of `prepare` that `run` needs for a job.
     pub const Access = struct {
-        /// The bytes that it overwrites are saved.
+        /// The job first saves the old bytes of its piece in the undo log.
         saves: bool = false,
         own_in_shadow: bool = false,
-        /// It has nothing to do.
+        /// The job has nothing to do, and counts as done at once.
         is_needless: bool = false,
-        /// It uses the one place aside.
+        /// The job uses `aside`, the one room of the operation, so no other thread may do it.
         needs_aside: bool = false,
     };
 
@@ -307,7 +319,8 @@ pub const Memory = struct {
         return access;
     }
 
-    /// Does it; the digest of what all members have, if it ends in that.
+    /// Does the job, and returns the digest of its final bytes; 0 if the job leaves none or the
+    /// result is private.
     pub fn run(m: *const Memory, job: *const Job, access: Access) u128 {
         const piece = job.piece;
         if (access.saves and job.kind != .add) m.save(piece);
@@ -347,14 +360,16 @@ pub const Memory = struct {
         };
     }
 
-    /// The same for a contribution to a sum, or for a sum.
+    /// The kernels' description of a contribution to a sum, or of a sum: `encoding` and the job's
+    /// shift.
     fn encoding_in(m: *const Memory, job: *const Job, stage: Stage) kernels.Piece {
         var what = m.encoding(job.piece, stage);
         what.shift = job.shift;
         return what;
     }
 
-    /// The encoded result of a piece is there: decoded, everybody has the same.
+    /// Decodes the encoded result of a piece. All peers decode the same bytes, so all get the same
+    /// values.
     fn decode(m: *const Memory, piece: usize) void {
         const out = m.target_piece(piece).ptr;
         kernels.decode(m.encoding(piece, .result), out, m.encoded_piece(piece).ptr);
@@ -385,7 +400,7 @@ fn swap(a: []u8, b: []u8) void {
     }
 }
 
-/// Jobs that read this peer's contribution.
+/// The jobs that read this peer's contribution.
 const Own = struct {
     memory: *const Memory,
     in_shadow: bool,
@@ -421,7 +436,8 @@ const Own = struct {
         const what = m.encoding_in(job, .contribution);
         const residual = m.residual_of(piece) orelse
             return kernels.accumulate_encode(what, sum.ptr, sum.ptr, own, null, 1);
-        // Losses are found in the end from the inputs, so these must still be there then.
+        // The kernel computes the residual from its inputs at the end, so the output must not
+        // overwrite them.
         const aside = m.aside(piece);
         kernels.accumulate_encode(what, aside.ptr, sum.ptr, own, residual, 1);
         @memcpy(sum[0..aside.len], aside);
@@ -459,9 +475,9 @@ const Own = struct {
         kernels.reduce_k(m.op, dtype, out, inputs[0..count], job.members, elements);
     }
 
-    /// All contributions to a piece are here, all but this peer's encoded: it is added after
-    /// `position` of them. A result that others want too is encoded once more; one that this peer
-    /// alone wants is not.
+    /// Reduces a piece of which all contributions are here, all but this peer's encoded. This
+    /// peer's contribution is added after `job.position` others. A result that other members want
+    /// is encoded again; a result that only this peer wants is not.
     fn reduce_encoded(mine: Own, job: *const Job, out: [*]u8, inputs: []const [*]const u8) void {
         const m = mine.memory;
         const piece = job.piece;
@@ -469,7 +485,7 @@ const Own = struct {
         const rest = m.residual_of(piece);
         const own = mine.ptr(piece);
         const at = job.position;
-        // The last contribution to an average is added now.
+        // This job adds the last contribution, so it divides an average.
         const divisor: u32 = if (m.op == .avg) job.members else 1;
         if (job.kind == .reduce_for_another) {
             const aside = m.aside(piece);
@@ -487,7 +503,7 @@ const Own = struct {
     fn bring(mine: Own, piece: usize) void {
         const m = mine.memory;
         if (m.encodes() and !m.is_private) {
-            // All have the decoded values, this peer as well.
+            // All members get the decoded values, so this peer decodes its own encoding as well.
             const out = m.encoded_piece(piece).ptr;
             kernels.encode(m.encoding(piece, .contribution), out, mine.ptr(piece), null);
             return m.decode(piece);

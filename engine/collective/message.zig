@@ -1,6 +1,6 @@
-//! message: a send and its recv. The pieces go as they are from the one's memory to the other's, in
-//! their order, once the other has called. Nobody else takes part, and nothing waits in slots.
-//! Called by movement.zig.
+//! message: a send and its recv. The pieces go unchanged and in order from the sender's memory to
+//! the receiver's, once the receiver has called. No other member takes part, and no piece waits in
+//! a slot. Called by movement.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -14,14 +14,14 @@ const Header = @import("wire").frame.Header;
 const PlaceError = board_file.PlaceError;
 
 pub const Message = struct {
-    /// The piece that goes next.
+    /// The next piece to send.
     piece_next: u64 = 0,
 
     pub fn reset(message: *Message) void {
         message.* = .{};
     }
 
-    /// The ledger says it: nothing is sent that the receiver has.
+    /// Does nothing: the ledger knows the chunks that the receiver has, and `next_due` skips them.
     pub fn held_by(
         _: *Message,
         _: *const Board,
@@ -46,7 +46,7 @@ pub const Message = struct {
         return piece;
     }
 
-    /// Both are told that the other has called.
+    /// Both members receive frames: each is told that the other has called.
     pub fn receives_from(_: *const Message, _: *const Board, _: u16) bool {
         return true;
     }
@@ -78,11 +78,11 @@ pub const Message = struct {
     }
 
     pub fn unplace(_: *Message, _: *Board, _: usize, _: u16, _: u16) void {
-        unreachable; // no partial has a place
+        unreachable; // no partial gets a place in a message
     }
 
     pub fn arrived(_: *Message, _: *Board, _: usize, _: u16) ?Job {
-        unreachable; // no partial has a place
+        unreachable; // no partial gets a place in a message
     }
 
     pub fn done(_: *Message, b: *Board, job: *const Job) bool {

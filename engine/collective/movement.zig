@@ -1,19 +1,18 @@
 //! Movement: the data movement of one operation: its ledger, its memory, and the mover of the
 //! attempt under way: round the ring (ring.zig), straight to the owners and back (direct.zig), or
-//! from one to the other (message.zig).
+//! from sender to receiver (message.zig).
 //!
 //! Members that are alive have positions 0..n-1. Every chunk has an owner, which forms its result;
 //! partial sums or contributions travel to the owner, and the final bytes from there to everybody.
 //! A chunk may have a *source*, the one rank that contributes to it, and is then final there from
-//! the start. It may have an *audience*, the one rank that wants its result. A chunk with both is
-//! *carried*, unchanged, from one to the other. After a loss, chunks that some survivors hold go on
-//! from them in the same way. Chunks whose source or audience is lost are *void*: nobody waits for
-//! them, and they are zeros.
+//! the start. A chunk may have an *audience*, the one rank that wants its result. A chunk with
+//! source and audience is *carried*, unchanged, from its source to its audience. After a loss,
+//! chunks that some survivors hold travel on from these survivors. A chunk whose source or audience
+//! is lost is *void*: no rank waits for it, and its bytes become zeros.
 //!
-//! Movers answer with moves and jobs (job.zig). A runner does those jobs that are not small, as
-//! many as there are places for, and `halt` waits for them. Called by session/frame.zig and
-//! outgoing.zig. Kinds of calls: roles.zig; steps: docs/internals/ALGORITHMS.md; tests:
-//! movement_test.zig.
+//! Movers answer with moves and jobs (job.zig). A runner does the jobs that are not small, at most
+//! as many at once as `posts` has places, and `halt` waits for them. session/frame.zig calls this
+//! file. Kinds of calls: roles.zig; steps: docs/internals/ALGORITHMS.md; tests: movement_test.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -40,19 +39,22 @@ const Header = wire.frame.Header;
 const assert = std.debug.assert;
 
 pub const Movement = struct {
-    /// Memory of the lists below; all of it is reserved at the start.
+    /// The memory of all lists below, reserved by `prepare`.
     region: base.Region,
     board: Board,
     memory: Memory,
     movers: Movers,
-    /// Sixteenths of pieces that this peer has still to send, for others to have their private
-    /// results.
+    /// Sixteenths of pieces that this peer has still to send so that other members get their
+    /// private results.
     owed: u64 = 0,
-    /// The piece that `work` looks at next, and how much it does in one go.
+    /// The piece that `work` looks at next.
     work_next: usize = 0,
+    /// The bytes that one call of `work` handles at most.
     work_bytes: usize,
-    /// How the caller's arrays are given back, until that is done; and the next piece.
+    /// The job that gives the caller's arrays back (`restore` or `set_aside`) until all are back;
+    /// else null.
     ending: ?Job.Kind = null,
+    /// The piece that `ending` looks at next.
     ending_next: usize = 0,
     posts: Posts,
     bytes_sent: u64 = 0,
@@ -61,7 +63,8 @@ pub const Movement = struct {
     pub const work_bytes_max = 2 * base.limits.MiB;
     const ahead_max = 8;
 
-    /// The bookkeeping alone: it may be long until the operation moves anything.
+    /// Makes the bookkeeping without the large buffers: the operation may wait long before it moves
+    /// anything.
     pub fn prepare(gpa: Allocator, pool: *Pool, options: Options) Allocator.Error!Movement {
         var region: base.Region = .init(gpa);
         errdefer region.deinit();
@@ -94,11 +97,12 @@ pub const Movement = struct {
         return movement;
     }
 
-    /// The large buffers, once, before the first attempt. A failure changes nothing.
+    /// Takes the large buffers, once, before the first attempt; an error takes none.
     pub fn reserve(x: *Movement) Allocator.Error!void {
         try x.memory.reserve(x.board.free_slots.len);
         x.board.ledger.settle_own();
-        // All that is small, so that it costs no round of the loop.
+        // A small operation brings all its own pieces to the result here, without a round of the
+        // engine's loop.
         if (x.board.ledger.own_left.count > 0) x.work();
     }
 
@@ -109,17 +113,17 @@ pub const Movement = struct {
         x.* = undefined;
     }
 
-    /// The size of all its slots.
+    /// The size in bytes of all slots of the operation.
     pub fn room_bytes(x: *const Movement) u64 {
         return x.board.free_slots.len * x.memory.slot_bytes;
     }
 
     // ---- attempts
 
-    /// Starts the next attempt. Chunks that are kept stay settled, all others are redone.
+    /// Starts the next attempt: chunks that are kept stay settled, all other chunks are redone.
     pub fn begin(x: *Movement, options: Begin) void {
         assert(x.board.members == 0);
-        x.end_now(); // an operation in doubt goes on from what was set aside
+        x.end_now(); // an operation in doubt goes on from the result that was set aside
         x.posts.open();
         x.board.begin(&options);
         x.movers.choose(&x.board);
@@ -134,7 +138,7 @@ pub const Movement = struct {
         if (l.descriptor.kind.is_private()) x.owed = Fragment.most * x.movers.owed(&x.board);
     }
 
-    /// Tells the mover who has a kept chunk.
+    /// Tells the mover which members hold a kept chunk.
     const Told = struct {
         x: *Movement,
         of: *const Begin,
@@ -144,7 +148,7 @@ pub const Movement = struct {
         }
     };
 
-    /// They are zeros for everybody who would have received them.
+    /// Writes zeros to void chunks in the result of each rank that would have received them.
     fn clear_voids(x: *Movement) void {
         const l = &x.board.ledger;
         for (0..l.partition.chunks) |index| {
@@ -158,9 +162,9 @@ pub const Movement = struct {
         }
     }
 
-    /// Ends the attempt: nothing moves until the next begin, and no job is under way. The caller
-    /// has made sure that no lane still reads or writes slots and results. The caller's
-    /// arrays are still given back, if that has begun.
+    /// Ends the attempt: nothing moves until the next `begin`, and no job is under way. The caller
+    /// has made sure that no lane still reads or writes slots and results. If the caller's arrays
+    /// are being given back, that goes on.
     pub fn halt(x: *Movement) void {
         if (x.ending == null) x.wait();
         x.board.members = 0;
@@ -169,7 +173,7 @@ pub const Movement = struct {
 
     // ---- jobs
 
-    /// Has a job done: now, or by the runner.
+    /// Does a job now, or hands it to the runner.
     fn start(x: *Movement, job: *const Job) void {
         const access = x.memory.prepare(job);
         if (access.is_needless) return x.count(job, 0);
@@ -179,7 +183,7 @@ pub const Movement = struct {
         x.posts.give(x, &x.memory, job, access);
     }
 
-    /// A runner has done a job. Whether there may be more to send now.
+    /// Takes back a job that the runner has done. Returns whether there may be more to send now.
     pub fn done(x: *Movement, posted: *base.Job) bool {
         const post: *Post = .of(posted);
         const job = post.job;
@@ -189,7 +193,7 @@ pub const Movement = struct {
             job.kind == .bring;
     }
 
-    /// Its place is free, and it counts.
+    /// Frees the job's place, and counts the job as done.
     fn take_back(x: *Movement, post: *Post) void {
         const job = post.job;
         const digest_part = post.digest;
@@ -200,7 +204,7 @@ pub const Movement = struct {
         x.count(&job, digest_part);
     }
 
-    /// Until no job is under way. Their work counts for nothing.
+    /// Waits until no job is under way; the jobs waited for do not count as done.
     fn wait(x: *Movement) void {
         if (x.board.under_way.items.len == 0) return;
         x.posts.fence(x);
@@ -208,7 +212,7 @@ pub const Movement = struct {
         x.posts.open();
     }
 
-    /// A job is done, and makes something ready.
+    /// Notes that a job is done, and makes ready what waited for it.
     fn count(x: *Movement, job: *const Job, digest_part: u128) void {
         const l = &x.board.ledger;
         const piece = job.piece;
@@ -230,7 +234,8 @@ pub const Movement = struct {
         }
     }
 
-    /// The final bytes of a piece are in the result: they go on to whoever waits for them here.
+    /// The final bytes of a piece are in the result: settles the piece, and makes it due to the
+    /// members that get it from here.
     fn finish(x: *Movement, piece: usize, reduced_attempt: u32, digest_part: u128) void {
         const l = &x.board.ledger;
         l.add_digest(piece, digest_part);
@@ -239,15 +244,16 @@ pub const Movement = struct {
         x.movers.ask(&x.board, .forward_final, .{piece});
     }
 
-    /// Something is to be done here that no frame brings about.
+    /// Whether `work` has something to do, which no frame would trigger.
     pub fn has_work(x: *const Movement) bool {
-        if (!x.has_place()) return false; // but when one is free
+        if (!x.has_place()) return false; // there is work again when a place is free
         if (x.ending != null) return x.ending_next < x.board.ledger.piece_count();
         return x.board.members > 0 and x.work_next < x.board.ledger.piece_count();
     }
 
-    /// Some of it, so that whoever shares the thread is not kept waiting by gigabytes: what a world
-    /// of one does, and what this peer is the source of.
+    /// Does a part of the work that no frame triggers, `work_bytes` at most, so that other
+    /// operations on the thread need not wait for gigabytes: all pieces in a world of one, else the
+    /// pieces of which this peer is the source.
     pub fn work(x: *Movement) void {
         if (x.ending != null) return x.end_some();
         const l = &x.board.ledger;
@@ -257,7 +263,7 @@ pub const Movement = struct {
             const piece = x.work_next;
             x.work_next += 1;
             if (l.own_left.has(piece)) {
-                // Just before it is sent, or else now.
+                // A piece that this peer sends is brought to the result just before it is sent.
                 if (x.is_due(piece) or x.board.is_under_way(piece)) continue;
                 x.start(&x.board.job_of(.bring, piece));
             } else if (alone and !l.settled.has(piece) and l.is_own_result(piece)) {
@@ -271,7 +277,7 @@ pub const Movement = struct {
         return x.posts.free > 0 or x.board.under_way.items.len == 0;
     }
 
-    /// Its final bytes will go out from here.
+    /// Whether the final bytes of a piece will go out from here.
     fn is_due(x: *const Movement, piece: usize) bool {
         if (x.board.members < 2) return false;
         return x.movers.ask(&x.board, .is_due, .{piece});
@@ -283,15 +289,17 @@ pub const Movement = struct {
 
     // ---- the end
 
-    /// The call has failed: what was in place will be as it was. No lane uses it any more. Whether
-    /// that is done; else `work` goes on with it.
+    /// The call has failed: gives the caller back the bytes that were overwritten in place, which
+    /// no lane uses any more. Returns whether all bytes are back; if not, `work` goes on.
     pub fn restore(x: *Movement) bool {
         assert(x.board.members == 0);
         return x.end(.restore);
     }
 
-    /// The call returns in doubt: what was in place will be as it was, and the result, which others
-    /// may still need, is in the undo log. No lane uses either. Whether that is done.
+    /// The call returns in doubt: gives the caller back the bytes that were overwritten in place,
+    /// and keeps the result, which other members may still need, in the undo log. No lane uses the
+    /// result or the caller's arrays any more. Returns whether all bytes are back; if not, `work`
+    /// goes on.
     pub fn set_aside(x: *Movement) bool {
         return x.end(.set_aside);
     }
@@ -304,7 +312,7 @@ pub const Movement = struct {
         return x.ending == null;
     }
 
-    /// Waits for the jobs under way, and counts them.
+    /// Waits for the jobs under way, and counts them as done.
     fn settle_jobs(x: *Movement) void {
         if (x.board.under_way.items.len == 0) return;
         x.posts.fence(x);
@@ -331,7 +339,7 @@ pub const Movement = struct {
         if (how == .restore) x.memory.dirty.clear() else x.memory.is_set_aside();
     }
 
-    /// All of it, now.
+    /// Finishes giving the caller's arrays back, without a pause.
     pub fn end_now(x: *Movement) void {
         while (x.ending != null) {
             x.settle_jobs();
@@ -344,13 +352,14 @@ pub const Movement = struct {
     pub const Place = struct { bytes: []u8, slot: u16 };
     pub const PlaceError = board_file.PlaceError;
 
-    /// Whether frames of this attempt may come from that position.
+    /// Whether frames of this attempt may come from the member at position `from`.
     pub fn receives_from(x: *const Movement, from: u16) bool {
         if (from >= x.board.members or from == x.board.position) return false;
         return x.movers.ask(&x.board, .receives_from, .{from});
     }
 
-    /// Where the payload of this frame goes. Errors are breaches of the protocol by the sender.
+    /// Chooses the place for the payload of a frame from position `from`. Errors are breaches of
+    /// the protocol by the sender.
     pub fn place(x: *Movement, header: *const Header, from: u16) PlaceError!Place {
         assert(x.board.members > 1 and x.receives_from(from));
         const found = try incoming.find(&x.board, &x.movers, header, from);
@@ -360,20 +369,21 @@ pub const Movement = struct {
         return .{ .bytes = whole[found.range.first..found.range.end], .slot = found.slot };
     }
 
-    /// The lane of a placed frame broke before its payload was complete: it will come again.
+    /// Frees the place of a frame whose lane broke before its payload was complete; the sender
+    /// sends the frame again.
     pub fn unplace(x: *Movement, header: *const Header, from: u16, slot: u16) void {
         incoming.let_go(&x.board, &x.movers, header, from, slot);
     }
 
-    /// The payload of a placed frame is complete. Whether there may be more to send now.
+    /// The payload of a placed frame is complete. Returns whether there may be more to send now.
     pub fn arrived(x: *Movement, header: *const Header, slot: u16) bool {
         assert(x.board.members > 1);
         const piece = x.board.ledger.partition.numbered(header.index).?;
         x.bytes_received += header.payload_bytes;
         const assembly = incoming.assembly_of(&x.board, header.kind, piece, slot);
         if (!header.fragment.is_whole() and !assembly.arrived(header.fragment)) return false;
-        // Only for a liar, whose final bytes found their place before the sum went on from here:
-        // what the job at work saves must be saved before the next one.
+        // A job is at the piece only if a liar sent final bytes before this peer's sum moved on:
+        // the bytes that this job saves must be saved before the next job starts.
         const waits = x.board.is_under_way(piece);
         if (waits) x.settle_jobs();
         const is_final = header.kind == .final;
@@ -398,7 +408,8 @@ pub const Movement = struct {
         return x.movers.ask(&x.board, .classes, .{neighbour});
     }
 
-    /// The credit of a sender once it knows that this peer has called: told in the open frame.
+    /// The credit that a sender has from the start, told in the open frame once this peer has
+    /// called.
     pub fn initial_credit(x: *const Movement) u64 {
         return x.board.slots_each;
     }
@@ -425,11 +436,11 @@ pub const Movement = struct {
         return x.movers.ask(&x.board, .sends_to, .{to});
     }
 
-    /// The next frame for this position; null if nothing can be sent now.
+    /// The next frame for the member at position `to`; null if nothing can be sent now.
     pub fn next(x: *Movement, to: u16) ?Out {
         if (x.board.members < 2 or x.ending != null) return null;
         const target = &x.board.targets[to];
-        // A peer that, as far as is known, has not called yet is sent only little (limits.zig).
+        // A member that is not known to have called is sent little (limits.zig: eager_bytes_max).
         const is_eager = !target.open;
         const most = base.limits.eager_bytes_max;
         if (is_eager and target.eager_bytes + x.memory.slot_bytes > most) return null;
@@ -440,7 +451,7 @@ pub const Movement = struct {
         return .{ .move = move, .payload = bytes };
     }
 
-    /// The bytes of a frame, also of one that goes once more.
+    /// The payload of a move's frame, also when the frame is sent again.
     pub fn payload(x: *const Movement, move: *const Move) []const u8 {
         return switch (move.place) {
             .slot => x.memory.slot(move.slot)[0..x.board.partial_bytes(move.piece)],
@@ -450,7 +461,7 @@ pub const Movement = struct {
     }
 
     fn next_move(x: *Movement, to: u16, is_eager: bool) ?Move {
-        // With a runner, what sets out later is made ready now.
+        // With a runner, contributions that leave later are made ready now.
         while (x.posts.free > 0)
             x.start(&(x.movers.ask(&x.board, .prepare, .{to}) orelse break));
         while (true) switch (x.movers.ask(&x.board, .next, .{ to, is_eager })) {
@@ -460,41 +471,44 @@ pub const Movement = struct {
         };
     }
 
-    /// A frame of a move has left.
+    /// Counts a fragment that has left as no longer owed.
     pub fn sent(x: *Movement, fragment: Fragment) void {
         assert(x.board.members > 1);
         x.owed -|= fragment.count();
     }
 
-    /// The other side has it. Whether a slot is free again.
+    /// Notes that the neighbour has a fragment of a move. Returns whether the fragment was the last
+    /// of its slot, which is free then.
     pub fn acknowledged(x: *Movement, move: *const Move, fragment: Fragment) bool {
         assert(x.board.members > 1);
         return x.board.slot_left(move, fragment);
     }
 
-    /// Whether a frame may go, perhaps once more: what this peer contributed is its caller's again,
-    /// once the result is set aside.
+    /// Whether a frame may be sent, perhaps again. Once the result is set aside, this peer's
+    /// contribution belongs to the caller and may not be sent.
     pub fn is_repeatable(x: *const Movement, move: *const Move) bool {
         return move.place != .own or (x.ending == null and !x.memory.is_aside);
     }
 
-    /// It must say soon that it has this frame.
+    /// Whether the receiver must acknowledge this frame soon, because slots are short.
     pub fn is_short(x: *const Movement, move: *const Move) bool {
         return x.board.is_short(move);
     }
 
-    /// A lane from this position broke: an open and credits may have been lost with it.
+    /// A lane from position `from` broke, and may have lost an open and credits: announces the
+    /// credits again.
     pub fn grant_again(x: *Movement, from: u16) void {
         x.board.grant_again(x.classes(from));
     }
 
     // ---- results
 
-    /// This peer has its result, and others have from it what they need for a private one.
+    /// Whether this peer has its result, and has sent everything that other members need from it
+    /// for private results.
     pub fn complete(x: *const Movement) bool {
         if (!x.board.ledger.is_complete() or x.owed > 0) return false;
-        // The two that exchange something must have told each other the same in this attempt, also
-        // where there is nothing to move, or all that moved is kept.
+        // Two members that exchange something must have told each other the same call in this
+        // attempt, even if nothing is to be moved, or all that was moved is kept.
         return !x.board.ledger.descriptor.is_between_two() or x.board.are_all_open();
     }
 };

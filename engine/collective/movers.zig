@@ -1,7 +1,7 @@
-//! Movers: the three ways that the data of one operation can take, of which one is used in an
-//! attempt. All have the same functions, so whoever asks need not know which. Their memory is
-//! reserved at the start, whatever the call asks for: links that break may change the schedule, and
-//! then it must not be memory that is missing.
+//! Movers: the three ways that the data of one operation can take; an attempt uses one of them. All
+//! movers have the same functions, so a caller need not know which mover is active. The memory of
+//! all three is reserved at the start: broken links may change the schedule of a call, which must
+//! not fail for want of memory then.
 
 const std = @import("std");
 const board_file = @import("board.zig");
@@ -18,10 +18,10 @@ pub const Movers = struct {
     direct: Direct,
     message: Message = .{},
 
-    /// As in pccl_plan_t (pccl.h).
+    /// The way's number in pccl_plan_t (pccl.h).
     pub const Way = enum(u8) { ring = 1, direct = 2, message = 3 };
 
-    /// `arena` gives all of it back.
+    /// Makes the movers, whose lists are in `arena`.
     pub fn init(
         arena: Allocator,
         partition: *const Partition,
@@ -34,7 +34,7 @@ pub const Movers = struct {
         };
     }
 
-    /// An attempt begins.
+    /// Chooses the mover of an attempt that begins, and resets all movers.
     pub fn choose(movers: *Movers, b: *const Board) void {
         const is_message = b.ledger.descriptor.kind == .send_recv;
         movers.active = if (is_message) .message else switch (b.schedule) {
@@ -46,7 +46,8 @@ pub const Movers = struct {
         movers.message.reset();
     }
 
-    /// The frames that others wait for, of private results: one for each piece that goes on.
+    /// The number of frames that other members need for private results: one for each piece that
+    /// goes on from here.
     pub fn owed(movers: *const Movers, b: *const Board) u64 {
         const l = &b.ledger;
         var frames: u64 = 0;
@@ -58,7 +59,7 @@ pub const Movers = struct {
         return frames;
     }
 
-    /// The word of the mover of this attempt.
+    /// Calls the function named `what` of the active mover.
     pub inline fn ask(
         movers: anytype,
         board: anytype,

@@ -1,5 +1,5 @@
-//! Options: what a call is about, as data movement needs it, and the cut that follows from it. Made
-//! by session/call.zig; for movement.zig.
+//! Options: a call as data movement needs it, and the cut that follows from it. session/call.zig
+//! makes the options; movement.zig uses them.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,27 +18,28 @@ pub const Options = struct {
     descriptor: Descriptor,
     arrays: []const Array,
     residual: ?kernels.Residual = null,
-    /// The sizes of the one array's parts, where they differ.
+    /// The number of elements in each part of the call's one array, if parts differ in size.
     elements: ?Elements = null,
-    /// A number of the operation, the same on all peers.
+    /// The number of the operation, the same on all peers.
     operation: u64 = 0,
     roles: Roles,
     chunk_bytes: u32,
-    /// Bytes of partial sums, the same at all members.
+    /// Bytes for partial sums, the same at all members.
     window_bytes: u64,
-    /// Room for more of them here, for a link that has more in the air; less is no less.
+    /// Bytes for partial sums at this peer, if one of its links has more than `window_bytes` in the
+    /// air; less counts as `window_bytes`.
     window_here: u64 = 0,
     /// Bytes are on their way for longer than it takes to reduce them.
     is_far: bool = false,
-    /// It does large jobs; null: whoever makes them does them.
+    /// Does large jobs; null: the thread that makes a job does it.
     runner: ?*const base.Runner = null,
 
-    /// The most members that may have a part in the operation.
+    /// The most members that may take part in the operation.
     pub fn members_max(options: *const Options) u32 {
         return if (options.descriptor.kind == .send_recv) 2 else options.roles.world_size;
     }
 
-    /// `arena` keeps the shards.
+    /// Cuts the elements of the call; `arena` keeps the shards.
     pub fn partition(options: *const Options, arena: Allocator) Allocator.Error!Partition {
         const descriptor = &options.descriptor;
         const arrays = options.arrays;
@@ -64,9 +65,9 @@ pub const Options = struct {
         });
     }
 
-    /// A peer alone encodes nothing. An average with the codec f16 is not encoded where there are
-    /// too many members for the direct schedule: f16 has no room for the sums of a ring (board.zig:
-    /// shift).
+    /// The codec with which the operation runs. A peer alone in its world encodes nothing. In a
+    /// world too large for the direct schedule an average with the codec f16 is not encoded: f16
+    /// has no room for the sums of a ring (board.zig: shift).
     fn codec(options: *const Options) base.Codec {
         const descriptor = &options.descriptor;
         const world_size = options.roles.world_size;

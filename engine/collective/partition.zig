@@ -1,24 +1,25 @@
-//! Partition: how the elements of an operation are cut. A piece is the data that one frame carries;
-//! a chunk is the unit of recovery, one piece unless the operation is huge. The cut follows from
-//! the descriptor and the epoch alone, never from the attempt, so a chunk means the same after a
-//! loss (docs/internals/ALGORITHMS.md). No piece belongs to two shards: of two ranks, or of two
-//! arrays of one call.
+//! Partition: how the elements of an operation are cut. A piece is the unit of movement, sent whole
+//! or in fragments; a chunk is the unit of recovery, one piece unless the operation is huge. The
+//! cut follows from the descriptor and the epoch alone, never from the attempt, so a chunk means
+//! the same after a loss (docs/internals/ALGORITHMS.md). No piece has elements of two ranks'
+//! shards, or of two arrays of one call.
 
 const std = @import("std");
 const base = @import("base");
 const limits = base.limits;
 const assert = std.debug.assert;
 
-/// Elements of one array that belong to one rank, or to all.
+/// Elements of one array that belong to one rank, or to all ranks.
 pub const Shard = struct {
     first: u64 = 0,
     elements: u64,
     dtype: base.DType,
-    /// The size of an element as a partial sum on the wire.
+    /// The size in bytes of an element as a partial sum on the wire.
     partial_bytes: u8,
     piece_elements: u32 = 0,
     pieces: u64 = 0,
-    /// Codecs count its elements from here: whole blocks in each shard.
+    /// The number of the shard's first element as codecs count: each shard begins with a whole
+    /// block.
     coded_first: u64 = 0,
     first_piece: u64 = 0,
     first_chunk: u32 = 0,
@@ -29,24 +30,25 @@ pub const Shard = struct {
 };
 
 pub const Partition = struct {
-    /// In their order; at least one.
+    /// The shards, in the order of their elements; at least one.
     shards: []const Shard,
     count: u64,
     pieces_per_chunk: u32,
-    /// Each shard is a chunk, an empty one too: they are numbered alike where sizes differ.
+    /// Each shard is one chunk, even if it is empty, so that members who know different sizes
+    /// number the chunks alike.
     is_uneven: bool,
     pieces: u64,
     chunks: u32,
-    /// The size of all elements as partial sums.
+    /// The size in bytes of all elements as partial sums.
     bytes: u64,
-    /// The encoding on the wire; `none` is without.
+    /// The encoding of pieces on the wire; `none`: pieces are not encoded.
     codec: base.Codec,
 
     pub const Options = struct {
-        /// The caller sets the fields without a default, `init` the others; to be kept as long as
-        /// the partition.
+        /// The caller sets the fields without a default, `init` sets the others. The caller keeps
+        /// the list as long as the partition.
         shards: []Shard,
-        /// Members of the epoch.
+        /// The number of members of the epoch.
         world_size: u32,
         chunk_bytes_max: u32,
         window_bytes: u64,
@@ -63,7 +65,8 @@ pub const Partition = struct {
         var total: u64 = 0;
         for (shards, 0..) |*shard, index| {
             shard.first = count;
-            // Where not all know what was before, each shard has room for all there can be.
+            // In an uneven exchange a member does not know all sizes, so each shard has the
+            // greatest room.
             shard.coded_first = if (options.is_uneven) index * limits.elements_max else coded;
             count += shard.elements;
             coded += std.mem.alignForward(u64, shard.elements, granule);
@@ -72,10 +75,10 @@ pub const Partition = struct {
         assert(count <= limits.elements_max);
         const largest: u64 = @min(options.chunk_bytes_max, limits.frame_payload_bytes_max);
         const smallest: u64 = @min(limits.chunk_bytes_min, largest);
-        // Four chunks for each owner keep a ring busy; more members share the window.
+        // A ring is busy if each owner has four chunks; all members share the window.
         const wanted = total / (4 * @as(u64, options.world_size));
         const share = options.window_bytes / (2 * @as(u64, options.world_size));
-        // Where not all know the total, no size follows from it.
+        // In an uneven exchange a member does not know the total, so no size may follow from it.
         const fitting = if (options.is_uneven) share else @min(wanted, share);
         const bytes = std.math.clamp(fitting, smallest, largest);
 
@@ -110,32 +113,33 @@ pub const Partition = struct {
 
     fn piece_elements_of(bytes: u64, partial_bytes: u8, codec: base.Codec) u32 {
         var elements_of = @max(1, bytes / partial_bytes);
-        // Whole cache lines, so that pieces start aligned when the buffer does.
+        // A piece has whole cache lines, so it starts aligned if the buffer does.
         if (elements_of > 64) elements_of -= elements_of % 64;
-        // And whole blocks, so that a block means the same in whichever piece it comes.
+        // A piece has whole blocks, so no block is cut in two.
         if (codec.kind != .none)
             elements_of = std.mem.alignForward(u64, elements_of, codec.granule());
         return @intCast(elements_of);
     }
 
-    // The following is asked several times for each frame, so it does without checks, but for one
-    // at its head. That one and `init` prove the rest. There is a shard, and the first begins at 0,
-    // so there is a last one that begins at a piece (chunk) or before it. It is not empty: those
-    // behind an empty one begin where it does. The next one begins behind the piece, or there is
-    // none and the number of all pieces bounds it; so what is within the shard is below its own
-    // count of pieces (chunks), and the elements before are below its elements: nothing is negative
-    // or too large. Uneven shards, which may have a chunk without pieces, have one each: nothing is
-    // before it. All products are below the elements of the operation, 2^40; both divisors are 1
-    // at least.
+    // The functions below run several times for each frame, so they turn safety checks off, except
+    // for one assertion each. This assertion and `init` prove that no check can fail. The first
+    // shard begins at 0, so there is a last shard that begins at the piece (chunk) or before it.
+    // The last such shard is not empty, because an empty shard begins where its successor does. The
+    // next shard begins behind the piece, or there is none and the number of all pieces is the
+    // bound. Therefore the number of the piece within its shard is below the shard's number of
+    // pieces (chunks), and the elements before the piece are fewer than the shard's elements: no
+    // difference is negative or too large. An uneven shard may have a chunk without pieces, but
+    // then has no other chunk, so no piece is before it. All products are below 2^40, the most
+    // elements of an operation; the two divisors are at least 1.
 
-    /// The shard of a piece, or of a chunk: the last that begins there or before it.
+    /// The shard of the piece or chunk `at`: the last shard that begins there or before it.
     inline fn shard_at(
         partition: *const Partition,
         comptime field: std.meta.FieldEnum(Shard),
         at: u64,
     ) usize {
         @setRuntimeSafety(false);
-        // Always low < high <= shards.len.
+        // Invariant of the search: low < high <= shards.len.
         var low: usize = 0;
         var high = partition.shards.len;
         while (high - low > 1) {
@@ -176,14 +180,14 @@ pub const Partition = struct {
         return @intCast(@min(shard.pieces - before, partition.pieces_per_chunk));
     }
 
-    /// The number of a piece on the wire, the same for all who know its shard.
+    /// The number of a piece on the wire, the same on all ranks that know its shard.
     pub fn number(partition: *const Partition, piece: u64) u64 {
         if (!partition.is_uneven) return piece;
         const index = partition.shard_of(piece);
         return @as(u64, index) << 32 | (piece - partition.shards[index].first_piece);
     }
 
-    /// The piece of a number that came; null if there is none.
+    /// The piece with the number `wanted` of a frame; null if there is no such piece.
     pub fn numbered(partition: *const Partition, wanted: u64) ?usize {
         if (!partition.is_uneven)
             return if (wanted < partition.pieces) @intCast(wanted) else null;
@@ -194,14 +198,15 @@ pub const Partition = struct {
         return if (within < shard.pieces) @intCast(shard.first_piece + within) else null;
     }
 
-    /// First element of a piece; `pieces` gives the count.
+    /// The first element of a piece; for `pieces`, the number of all elements.
     pub fn offset(partition: *const Partition, piece: u64) u64 {
         if (piece >= partition.pieces) return partition.count;
         const shard = &partition.shards[partition.shard_of(piece)];
         return shard.first + (piece - shard.first_piece) * shard.piece_elements;
     }
 
-    /// As codecs count: at a whole block, and the same nowhere else.
+    /// The first element of a piece as codecs count: a whole block begins there, and no other piece
+    /// has the number.
     pub fn coded_offset(partition: *const Partition, piece: u64) u64 {
         const shard = &partition.shards[partition.shard_of(piece)];
         return shard.coded_first + (piece - shard.first_piece) * shard.piece_elements;
@@ -211,7 +216,8 @@ pub const Partition = struct {
         return partition.place_of(piece).elements;
     }
 
-    /// Where a piece is: its shard, the elements of that before it, and its own.
+    /// Where a piece is: its shard, the number of elements of the shard before it, and its own
+    /// elements.
     pub fn place_of(partition: *const Partition, piece: u64) Place {
         assert(piece < partition.pieces);
         @setRuntimeSafety(false);
@@ -237,7 +243,7 @@ pub const Partition = struct {
         }
     };
 
-    /// The longest piece, as it lies in the caller's memory.
+    /// The size in bytes of the longest piece as it lies in the caller's memory.
     pub fn piece_bytes_max(partition: *const Partition) usize {
         var most: usize = 0;
         for (partition.shards) |*shard| {
@@ -247,12 +253,12 @@ pub const Partition = struct {
         return most;
     }
 
-    /// First element of a chunk; `chunks` gives the count.
+    /// The first element of a chunk; for `chunks`, the number of all elements.
     pub fn chunk_offset(partition: *const Partition, chunk: u64) u64 {
         return partition.offset(partition.first_piece(chunk));
     }
 
-    /// Room for one partial sum.
+    /// The size in bytes of the largest partial sum, which is the size of a slot.
     pub fn slot_bytes(partition: *const Partition) usize {
         var most: usize = 0;
         for (partition.shards) |*shard| {
@@ -265,7 +271,7 @@ pub const Partition = struct {
         return most;
     }
 
-    /// The size of all pieces of a shard, as they travel.
+    /// The size in bytes of all encoded pieces of a shard.
     pub fn encoded_bytes(partition: *const Partition, shard: *const Shard) usize {
         const whole: usize = @intCast(shard.elements / shard.piece_elements);
         const rest: usize = @intCast(shard.elements % shard.piece_elements);
@@ -285,7 +291,7 @@ test "pieces tile the shards, and chunks the pieces, within the limits" {
         const size: Size = .{ .world_size = world_size, .kind = kind };
         var one = [_]Shard{.{ .elements = count, .dtype = .f32, .partial_bytes = 4 }};
         try test_partition(size, &one);
-        // Some are empty, the first and the last of them too.
+        // Some shards are empty, also the first and the last.
         var many: [7]Shard = undefined;
         for (&many, 0..) |*shard, index| shard.* = .{
             .elements = if (index % 3 == 0) 0 else count / (2 * index),

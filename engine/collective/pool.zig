@@ -1,5 +1,6 @@
 //! Pool: large buffers that are used again, because fresh pages cost more than the arithmetic on
-//! them. Undo logs and slots of operations come from here (memory.zig). One thread at a time.
+//! them. Undo logs and slots of operations come from here (memory.zig). One thread at a time uses a
+//! pool.
 
 const std = @import("std");
 const base = @import("base");
@@ -7,16 +8,17 @@ const Allocator = std.mem.Allocator;
 
 pub const Pool = struct {
     gpa: Allocator,
-    /// The oldest first.
+    /// Buffers that wait for their next use, the oldest first.
     kept: [kept_max]Buffer = undefined,
     kept_count: usize = 0,
     kept_bytes: usize = 0,
 
     pub const Buffer = base.unfilled.Buffer(alignment);
     const alignment: std.mem.Alignment = .@"64";
-    /// An operation takes about three, and a model has layers of a few dozen sizes.
+    /// The most buffers that wait for their next use. An operation takes about three buffers, and a
+    /// model has layers of a few dozen sizes.
     const kept_max = 128;
-    /// The most that an idle peer holds on to.
+    /// The most bytes that an idle peer holds on to.
     const kept_bytes_max = 1024 * base.limits.MiB;
 
     pub fn init(gpa: Allocator) Pool {
@@ -27,20 +29,20 @@ pub const Pool = struct {
         while (pool.kept_count > 0) pool.drop_oldest();
     }
 
-    /// At least `bytes`, contents undefined.
+    /// Takes a buffer of at least `bytes` bytes; its contents are undefined.
     pub fn take(pool: *Pool, bytes: usize) Allocator.Error!Buffer {
         if (bytes == 0) return &.{};
         var best: ?usize = null;
         for (pool.kept[0..pool.kept_count], 0..) |buffer, index| {
-            // A buffer more than twice as large would starve the operation that needs it.
+            // A buffer more than twice as large is left for an operation that needs it.
             if (buffer.len < bytes or buffer.len > bytes *| 2) continue;
-            // The newest among equals may still be in a cache.
+            // The newest among buffers of equal size may still be in a cache.
             if (best == null or buffer.len <= pool.kept[best.?].len) best = index;
         }
         if (best) |index| return pool.remove(index);
         while (true) {
             return base.unfilled.alloc(pool.gpa, alignment, bytes) catch |err| {
-                // The memory that is missing may be kept here, where nobody uses it.
+                // The missing memory may be in buffers that wait here.
                 if (pool.kept_count == 0) return err;
                 pool.drop_oldest();
                 continue;
@@ -48,8 +50,8 @@ pub const Pool = struct {
         }
     }
 
-    /// A buffer that comes back is kept, and those that nobody has taken for longest make room for
-    /// it. Nothing makes room for one that takes more than half of all.
+    /// Keeps a buffer that comes back; buffers that have waited longest are freed to make room. A
+    /// buffer larger than half of `kept_bytes_max` is kept only if it fits as it is.
     pub fn give(pool: *Pool, buffer: Buffer) void {
         if (buffer.len == 0) return;
         const room = kept_bytes_max - pool.kept_bytes;
@@ -107,7 +109,7 @@ test "no more is kept than a peer may hold on to" {
     var pool = Pool.init(std.testing.allocator);
     defer pool.deinit();
     const half = Pool.kept_bytes_max / 2;
-    // Nobody writes to them, so they take no memory.
+    // Nothing is written to these buffers, so they take no memory.
     const one = try pool.take(half);
     const other = try pool.take(half);
     const third = try pool.take(half);

@@ -1,6 +1,5 @@
-//! Posts: the jobs of one movement that are in the hands of a runner: places for a few of them, all
-//! reserved at the start. Small jobs, and all where there is no runner, are done at once by
-//! movement.zig.
+//! Posts: the jobs of one movement that are in the hands of a runner: a few places, all reserved at
+//! the start. movement.zig does small jobs at once, and without a runner all jobs.
 
 const std = @import("std");
 const base = @import("base");
@@ -8,7 +7,7 @@ const Job = @import("job.zig").Job;
 const Memory = @import("memory.zig").Memory;
 const Allocator = std.mem.Allocator;
 
-/// A job, and what has come of it.
+/// A job in the hands of a runner, and the digest of its result.
 pub const Post = struct {
     base: base.Job,
     memory: *const Memory,
@@ -28,13 +27,14 @@ pub const Post = struct {
 
 pub const Posts = struct {
     runner: ?*const base.Runner,
-    /// Those that are free come first.
+    /// All places; the first `free` of them are free.
     all: []*Post = &.{},
     free: usize = 0,
 
     const most = 32;
 
-    /// For pieces of so many bytes at most. `open` when the movement has its place in memory.
+    /// Reserves places for jobs on pieces of `piece_bytes_max` bytes at most. Call `open` once the
+    /// movement has its final address.
     pub fn init(
         arena: Allocator,
         runner: ?*const base.Runner,
@@ -75,7 +75,7 @@ pub const Posts = struct {
         posts.runner.?.post(&post.base);
     }
 
-    /// One is done: its place is free.
+    /// Frees the place of a job that the runner has done.
     pub fn take_back(posts: *Posts, post: *Post) void {
         const taken = posts.all[posts.free..];
         const at = std.mem.indexOfScalar(*Post, taken, post).?;
@@ -83,7 +83,7 @@ pub const Posts = struct {
         posts.free += 1;
     }
 
-    /// Returns when all have been done; each is still to be taken back.
+    /// Returns when the runner has done all jobs of `owner`; each post is still to be taken back.
     pub fn fence(posts: *const Posts, owner: *const anyopaque) void {
         posts.runner.?.fence(owner);
     }
@@ -111,7 +111,7 @@ test "a job is given away where it is large and there is a place, which is free 
         posts.give(&nothing, &memory, &.{ .kind = .clear, .piece = 0 }, .{});
     }
     try std.testing.expect(!posts.takes(100));
-    // The one that was given last comes back last.
+    // The post that was given first comes back first.
     const first, const second = .{ posts.all[1], posts.all[0] };
     posts.take_back(first);
     try std.testing.expect(posts.takes(100));

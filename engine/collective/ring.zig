@@ -1,13 +1,13 @@
-//! ring: the schedule in which each position sends to the next. The owner of chunk c is position c
-//! mod n, or its audience. Its partial sum starts behind the owner and travels all the way round to
-//! it while everybody adds its own part, and is finished there. The final bytes travel on from the
-//! owner until every member that wants them has them.
+//! ring: the schedule in which each position sends to the next. The owner of chunk c is the chunk's
+//! audience, or position c mod n. The partial sum of a chunk starts behind the owner and travels
+//! all the way round to it; each member adds its own part, and the owner finishes the sum. The
+//! final bytes travel on from the owner until every member that wants them has them.
 //!
-//! The functions that choose the next frame are inlined. They are asked for each frame and each
-//! lane that wakes, and mostly have nothing; to pass a frame on by value costs more than that.
-//! Every owner has slots of its own at every position, so partial sums of one owner never wait for
-//! those of another. Called by movement.zig. Order of the positions:
-//! protocol/path.zig. Steps and bytes: docs/internals/ALGORITHMS.md.
+//! The functions that choose the next frame are inlined: they run for each frame and each lane that
+//! wakes, and mostly find nothing; returning a frame by value costs more than that. Every owner has
+//! slots of its own at every position, so the partial sums of two owners never wait for each other.
+//! Called by movement.zig. Order of the positions: protocol/path.zig. Steps and bytes:
+//! docs/internals/ALGORITHMS.md.
 
 const std = @import("std");
 const base = @import("base");
@@ -25,22 +25,23 @@ const BitSet = base.BitSet;
 const Header = @import("wire").frame.Header;
 
 pub const Ring = struct {
-    /// Per chunk.
+    /// By chunk: the successor holds it since the attempt began.
     successor_holds: BitSet,
-    // Per piece.
+    // By piece: its partial sum has come or is coming in (`partial_seen`); its final bytes are due
+    // to the successor (`final_ready`).
     partial_seen: BitSet,
     final_ready: BitSet,
     final_cursor: usize = 0,
-    /// Sums that come in as several fragments.
+    /// Partial sums that come in as several fragments.
     coming: std.ArrayList(Partial),
-    /// Sums that go on to the successor.
+    /// Partial sums that are ready to go on to the successor.
     ready: std.ArrayList(Partial),
-    /// The piece whose sum starts here next.
+    /// The next piece whose partial sum starts here.
     origin_next: u64 = 0,
 
     const Partial = struct { piece: usize, slot: u16 };
 
-    /// `arena` gives all of it back.
+    /// Makes the mover, whose lists are in `arena`.
     pub fn init(arena: Allocator, partition: *const Partition, slots: usize) Allocator.Error!Ring {
         const pieces: usize = @intCast(partition.pieces);
         return .{
@@ -63,7 +64,7 @@ pub const Ring = struct {
         ring.ready.clearRetainingCapacity();
     }
 
-    /// A kept chunk, or one of a broadcast.
+    /// Notes whether the successor is among the holders of a chunk that is final from the start.
     pub fn held_by(
         ring: *Ring,
         b: *const Board,
@@ -93,24 +94,24 @@ pub const Ring = struct {
         return to == successor(b);
     }
 
-    /// Each owner's sums have credits of their own.
+    /// A neighbour's partial sums count under the credit of each sum's owner.
     pub fn classes(_: *const Ring, b: *const Board, _: u16) Board.Classes {
         return .{ .first = 0, .count = b.members };
     }
 
-    /// Whether what the owner of a chunk gets goes on from here: all sums do, what is carried only
-    /// on its way from its source.
+    /// Whether something for a private chunk goes on from here: a partial sum everywhere but at the
+    /// owner, a carried piece only between its source and its audience.
     pub fn passes_here(_: *const Ring, b: *const Board, chunk: u32) bool {
         return is_on_the_way(b, chunk);
     }
 
-    /// Whether the final bytes of this chunk come from the predecessor.
+    /// Whether the final bytes of a chunk come from the predecessor.
     pub fn gives(_: *const Ring, b: *const Board, chunk: u32, _: u16) bool {
         if (b.ledger.descriptor.kind.is_private()) return false;
         return b.ledger.kept.has(chunk) or chunk_owner(b, chunk) != b.position;
     }
 
-    /// Whether its final bytes are to go to anybody.
+    /// Whether the final bytes of a piece are due to the successor.
     pub fn is_due(ring: *const Ring, _: *const Board, piece: usize) bool {
         return ring.final_ready.has(piece);
     }
@@ -140,26 +141,27 @@ pub const Ring = struct {
         return slot;
     }
 
-    /// Its place among those that come in.
+    /// The index of a piece in `coming`; null: the piece is not there.
     fn find(ring: *const Ring, piece: usize) ?usize {
         for (ring.coming.items, 0..) |*partial, at| if (partial.piece == piece) return at;
         return null;
     }
 
-    /// It is there, or nothing of it is.
+    /// Removes a piece from `coming`, because all of its fragments are there, or none.
     fn forget(ring: *Ring, piece: usize) void {
         if (ring.find(piece)) |at| _ = ring.coming.swapRemove(at);
     }
 
-    /// It did not come in whole, and will come again.
+    /// Frees the slot of a partial sum, because lanes broke before any fragment of it was complete;
+    /// the sender sends the sum again.
     pub fn unplace(ring: *Ring, b: *Board, piece: usize, _: u16, slot: u16) void {
         ring.forget(piece);
         ring.partial_seen.unset_bit(piece);
         b.slot_unplaced(&b.credits[owner(b, piece)], slot);
     }
 
-    /// A partial sum is there: this peer's part is added, and it goes on or is finished. A
-    /// carried piece goes on as it is.
+    /// A partial sum is complete: this peer adds its part, then the sum goes on, or is finished at
+    /// the owner. A carried piece goes on unchanged.
     pub fn arrived(ring: *Ring, b: *Board, piece: usize, slot: u16) ?Job {
         ring.forget(piece);
         const is_mine = owner(b, piece) == b.position;
@@ -170,13 +172,13 @@ pub const Ring = struct {
         }
         var job = b.job_of(if (carries) .take else if (is_mine) .add_last else .add, piece);
         job.slot = slot;
-        // The last part of the sum is added to it, whatever the order of positions is.
+        // The sum is the one input, and this peer's part is added after it, at every position.
         job.position = 1;
         job.before = @intCast((@as(u32, b.position) + b.members - 1 - owner(b, piece)) % b.members);
         return job;
     }
 
-    /// Whether the piece is finished here.
+    /// Notes a job that is done. Returns whether this peer has finished the job's piece.
     pub fn done(ring: *Ring, b: *Board, job: *const Job) bool {
         switch (job.kind) {
             .contribute => b.contributed(job, .partial, owner(b, job.piece)),
@@ -198,18 +200,18 @@ pub const Ring = struct {
         if (!stops) ring.final_ready.set_bit(piece);
     }
 
-    /// Whether something may go to the successor since this piece was finished, or went on.
+    /// After a piece was finished here or went on, something may always go to the successor.
     pub fn moves_on(_: *const Ring, _: *const Board, _: usize, _: bool) bool {
         return true;
     }
 
     // ---- to the successor
 
-    /// Between far members the longest way goes first: new sums, then sums on their way, those
-    /// first whose owner is furthest, then finished bytes. So the last bytes to leave are nearly
-    /// there, and the links are busy to the end. Sums go as far as their credits, finished bytes
-    /// need none: they go whenever no sum may. Between near members it is the other way round,
-    /// because finished bytes are still in the cache.
+    /// Between far members, frames with the longest way go first: new sums, then sums on their way,
+    /// those with the furthest owner first, then finished bytes. By this order the last bytes to
+    /// leave are nearly there, and the links are busy to the end. Sums go as long as they have
+    /// credit. Finished bytes need no credit, and go whenever no sum may. Between near members
+    /// finished bytes go first, because they are still in the cache, and new sums last.
     pub inline fn next(ring: *Ring, b: *Board, to: u16, is_eager: bool) Answer {
         if (!b.is_far) {
             if (!is_eager) switch (ring.next_final(b)) {
@@ -253,7 +255,7 @@ pub const Ring = struct {
         };
     }
 
-    /// The contribution that sets out next, if there may be one.
+    /// The job for the next contribution that sets out from here; null if none may set out now.
     pub inline fn prepare(ring: *Ring, b: *Board, to: u16) ?Job {
         if (ring.origin_next >= b.ledger.partition.pieces) return null;
         const piece: usize = @intCast(ring.origin_next);
@@ -272,12 +274,12 @@ inline fn owner(b: *const Board, piece: u64) u16 {
     return chunk_owner(b, b.ledger.partition.chunk_of(piece));
 }
 
-/// The position that forms its result; the chunk is not void.
+/// The position that forms the result of a chunk; the chunk is not void.
 inline fn chunk_owner(b: *const Board, chunk: u32) u16 {
     return b.audience_position(chunk) orelse @intCast(chunk % b.members);
 }
 
-/// Whether the pieces of a chunk set out from here, to its owner.
+/// Whether the pieces of a chunk set out from this peer to the chunk's owner.
 fn is_origin(b: *const Board, chunk: u32) bool {
     const source = b.source_position(chunk) orelse return chunk_owner(b, chunk) == predecessor(b);
     return source == b.position;
@@ -294,7 +296,7 @@ fn predecessor(b: *const Board) u16 {
     return if (b.position == 0) b.members - 1 else b.position - 1;
 }
 
-/// From here to the owner.
+/// The number of hops from this peer to position `to`.
 fn hops(b: *const Board, to: u16) u16 {
     return (to + b.members - b.position) % b.members;
 }
@@ -303,7 +305,7 @@ fn successor(b: *const Board) u16 {
     return if (b.position + 1 == b.members) 0 else b.position + 1;
 }
 
-/// The first piece at or after `from` that sets out here.
+/// The first piece at or after `from` that sets out from this peer.
 fn next_origin(b: *const Board, from: u64) u64 {
     const partition = &b.ledger.partition;
     if (!has_partials(b)) return partition.pieces;

@@ -1,8 +1,8 @@
 //! roles: which rank has which part of an operation's elements. A part is all elements, the shard
-//! of one rank, or the elements that one rank has for another; it has a source, an audience, both
-//! or neither. Everything else that depends on the kind of a collective follows from these two:
-//! what moves (movement.zig), what a rank must give and gets (Sizes), and where it lies
-//! (arrays.zig).
+//! of one rank, or the elements that one rank has for another. A part has a source, an audience,
+//! both of them or neither. Everything else that depends on the kind of a collective follows from
+//! these two: what moves (movement.zig), how much a rank gives and gets (`Sizes`), and where it
+//! lies (arrays.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -14,7 +14,7 @@ pub const Roles = struct {
     world_size: u32,
     rank: u16,
     root: u16 = 0,
-    /// For a message.
+    /// The sender and the receiver of a message.
     pair: base.Pair = .{ .src = 0, .dst = 0 },
 
     pub fn parts(roles: *const Roles) usize {
@@ -23,7 +23,7 @@ pub const Roles = struct {
         return if (roles.kind.has_shards()) ranks else 1;
     }
 
-    /// The rank that alone contributes to a part; null: all do.
+    /// The rank that alone contributes to a part; null: all ranks do.
     pub fn source(roles: *const Roles, part: usize) ?u16 {
         return switch (roles.kind) {
             .broadcast, .scatter => roles.root,
@@ -34,7 +34,7 @@ pub const Roles = struct {
         };
     }
 
-    /// The rank that alone wants it; null: all do.
+    /// The rank that alone wants a part; null: all ranks do.
     pub fn audience(roles: *const Roles, part: usize) ?u16 {
         return switch (roles.kind) {
             .reduce, .gather => roles.root,
@@ -45,14 +45,15 @@ pub const Roles = struct {
         };
     }
 
-    /// Whether it is in what this rank has to send. The one buffer of a broadcast is that on all.
+    /// Whether this rank's send buffer has a part. A broadcast has one buffer, so every rank has
+    /// the part there.
     pub fn is_sent(roles: *const Roles, part: usize) bool {
         if (roles.kind == .broadcast) return true;
         const rank = roles.source(part) orelse return true;
         return rank == roles.rank;
     }
 
-    /// Whether it is in what this rank receives.
+    /// Whether this rank's result has a part.
     pub fn is_received(roles: *const Roles, part: usize) bool {
         const rank = roles.audience(part) orelse return true;
         return rank == roles.rank;
@@ -61,14 +62,15 @@ pub const Roles = struct {
 
 pub const Exchanged = struct { send: []const u64, recv: []const u64 };
 
-/// Elements of an array's parts.
+/// The number of elements in each part of an array.
 pub const Elements = union(enum) {
-    /// As many in each.
+    /// Every part has this number of elements.
     each: u64,
-    /// In each rank's part.
+    /// By rank: the number of elements in that rank's part.
     of_ranks: []const u64,
-    /// In an all_to_all: what this rank has for each, and each has for this one. The exchanges of
-    /// others are not known here, and do not pass here.
+    /// In an all_to_all, by rank: the number of elements that this rank sends to that rank, and
+    /// gets from it. Exchanges between other ranks are not known at this rank, and do not pass
+    /// through it.
     exchanged: Exchanged,
 
     pub fn of(elements: *const Elements, roles: *const Roles, part: usize) u64 {
@@ -92,15 +94,16 @@ pub const Elements = union(enum) {
     }
 };
 
-/// Elements of what a rank sends and receives.
+/// The number of elements that a rank sends and receives.
 pub const Sizes = struct {
     send: u64 = 0,
     recv: u64 = 0,
-    /// Before the part that both have, in each of them. There is one such part at most.
+    /// The number of elements before the part that both buffers have, in the send buffer and in the
+    /// receive buffer. At most one part is in both buffers.
     send_skip: u64 = 0,
     recv_skip: u64 = 0,
 
-    /// All together have been checked to be few enough.
+    /// No sum overflows: the caller has checked that all elements together are few enough.
     pub fn of(elements: *const Elements, roles: *const Roles) Sizes {
         var sizes: Sizes = .{};
         for (0..roles.parts()) |part| {
@@ -167,7 +170,7 @@ test "what a rank of three sends and receives" {
 test "what others exchange has no elements here" {
     const counts: Elements = .{ .exchanged = .{ .send = &.{ 1, 2, 3 }, .recv = &.{ 4, 2, 5 } } };
     const roles: Roles = .{ .kind = .all_to_all, .world_size = 3, .rank = 1 };
-    // From each to each.
+    // The parts are ordered by sender, then by receiver.
     for ([_]u64{ 0, 4, 0, 1, 2, 3, 0, 5, 0 }, 0..) |elements, part|
         try std.testing.expectEqual(elements, counts.of(&roles, part));
 }

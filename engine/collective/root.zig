@@ -1,7 +1,7 @@
-//! collective: sans-I/O data movement of one operation: how a count is cut into chunks and pieces,
-//! and which piece moves, is added or is settled next. It knows ranks, offsets and memory; never
-//! sockets, the coordinator or the clock. Algorithms: docs/internals/ALGORITHMS.md. Next:
-//! session/root.zig, which drives it.
+//! collective: sans-I/O data movement of one operation: how its elements are cut into chunks and
+//! pieces, and which piece moves, is added or is settled next. This layer knows ranks, offsets and
+//! memory; never sockets, the coordinator or the clock. Algorithms: docs/internals/ALGORITHMS.md.
+//! Next: session/root.zig, which drives it.
 
 pub const Partition = @import("partition.zig").Partition;
 pub const Shard = @import("partition.zig").Shard;

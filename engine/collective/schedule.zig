@@ -1,17 +1,19 @@
-//! schedule: the way that the data of one attempt takes, as a call asks for it. An attempt may get
-//! another one: session/frame.zig. The ways themselves: ring.zig, direct.zig.
+//! schedule: the way that the data of one attempt takes, as a call asks for it. Broken links may
+//! give an attempt another schedule: session/frame.zig. The schedules themselves: ring.zig,
+//! direct.zig.
 
 const std = @import("std");
 const control = @import("wire").control;
 
-/// The way that the data of one attempt takes: from each to the next, or to the owners and back.
+/// The way that the data of one attempt takes: from each member to the next, or to the owners and
+/// back.
 pub const Schedule = enum {
     ring,
     direct,
 
-    /// The one that the call asks for. By default encoded contributions go straight to their
-    /// owners, so that each is encoded once. An average of f16 always does, because its sums have
-    /// no room in f16 (board.zig: shift).
+    /// The schedule that a call asks for. With the plan `auto`, encoded contributions go straight
+    /// to their owners, so that each is encoded once. An average with the codec f16 is always
+    /// direct, because sums of a ring have no room in f16 (board.zig: shift).
     pub fn of(descriptor: *const control.Descriptor) Schedule {
         const is_average = descriptor.kind.reduces() and descriptor.op == .avg;
         if (is_average and descriptor.codec.kind == .f16) return .direct;

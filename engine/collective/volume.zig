@@ -1,6 +1,6 @@
-//! Volume: how many bytes an operation has, as they travel, by the ranks that have and want them. A
-//! part that one rank has and one wants is a pair's; see roles.zig. Plain numbers: figures.zig says
-//! how long they take.
+//! Volume: how many bytes an operation has, as they travel, by the rank that has them and the rank
+//! that wants them (roles.zig: source and audience). Bytes with one source and one audience belong
+//! to a pair of ranks. figures.zig computes how long the bytes take.
 
 const std = @import("std");
 const base = @import("base");
@@ -13,19 +13,20 @@ const bit = matrix_file.bit;
 const members_max = matrix_file.members_max;
 
 pub const Volume = struct {
-    /// All contribute to them, and all want them.
+    /// Bytes to which all ranks contribute, and which all want.
     all: f64 = 0,
-    /// By rank: it alone has them, and all want them.
+    /// By rank: bytes that this rank alone has, and all want.
     from: [members_max]f64 = @splat(0),
-    /// All contribute to them, and it alone wants them.
+    /// By rank: bytes to which all contribute, and which this rank alone wants.
     to: [members_max]f64 = @splat(0),
-    /// By the rank that has them, and the one that wants them.
+    /// Bytes by the rank that has them, then by the rank that wants them.
     pairs: [members_max][members_max]f64 = @splat(@splat(0)),
     has_pairs: bool = false,
-    /// A partial sum may be wider than a result, by this factor.
+    /// The factor by which partial sums are wider than results.
     widening: f64 = 1,
 
-    /// Parts of members that are not alive are not moved. `widens`: sums travel in their own width.
+    /// The volume between the members `alive`; parts of lost members do not move. `widens`: partial
+    /// sums travel in their own width.
     pub fn of(ledger: *const Ledger, alive: Side, widens: bool) Volume {
         var volume: Volume = .{};
         const partition = &ledger.partition;
@@ -67,8 +68,8 @@ pub const Volume = struct {
         volume.has_pairs = true;
     }
 
-    /// Bytes that must get from one side to the other, whatever the schedule: sums of what a side
-    /// has are as large as one contribution.
+    /// Bytes that must go from the ranks of `side` to all others, whatever the schedule: the sum of
+    /// a side's contributions is as large as one contribution.
     pub fn crossing(volume: *const Volume, side: Side, alive: Side) f64 {
         var bytes = volume.all;
         var left = side;
@@ -84,8 +85,8 @@ pub const Volume = struct {
         return bytes;
     }
 
-    /// Bytes that all members send together at least: each is added n - 1 times, and told n - 1
-    /// times.
+    /// The least number of bytes that all members send together: each byte of `all` is added n - 1
+    /// times, and told n - 1 times.
     pub fn total(volume: *const Volume, alive: Side) f64 {
         const others: f64 = @floatFromInt(@popCount(alive) - 1);
         var bytes = 2 * others * volume.all;

@@ -41,11 +41,12 @@ pub const Address = extern union {
     }
 
     pub fn port(a: *const Address) u16 {
-        // The port is in the same place in both.
+        // IPv4 and IPv6 addresses have the port in the same place.
         return std.mem.bigToNative(u16, a.v4.port);
     }
 
-    /// "1.2.3.4" or "::1". A v4 address that came in through a v6 socket is shown as v4.
+    /// The host as text: "1.2.3.4" or "::1". A v4 address that came in through a v6 socket is shown
+    /// as v4.
     pub fn host(a: *const Address, text: *[text_bytes_max]u8) []const u8 {
         var plain = a.unmapped();
         var storage: [text_bytes_max:0]u8 = @splat(0);
@@ -69,7 +70,7 @@ pub const Address = extern union {
         return std.mem.allEqual(u8, &plain.v6.addr, 0);
     }
 
-    /// Whatever the ports.
+    /// Whether two addresses have the same host, whatever their ports.
     pub fn same_host(a: *const Address, b: *const Address) bool {
         const one = a.unmapped();
         const other = b.unmapped();
@@ -78,7 +79,7 @@ pub const Address = extern union {
         return std.mem.eql(u8, &one.v6.addr, &other.v6.addr);
     }
 
-    /// Its host as one that connections come from.
+    /// The host of the address, as a host that connections come from.
     pub fn source(a: *const Address) base.Source {
         if (a.family() != c.AF.INET) return a.v6.addr;
         return mapped_prefix ++ @as([4]u8, @bitCast(a.v4.addr));
@@ -105,12 +106,12 @@ pub const AddressList = struct {
     }
 };
 
-/// Null if `host` is a name.
+/// The addresses of a numeric host; null if `host` is a name.
 pub fn numeric(endpoint: Endpoint) ?AddressList {
     return look_up(endpoint, .{ .numeric_only = true }) catch null;
 }
 
-/// Addresses to listen on: "" is every interface. May block on a name.
+/// The addresses to listen on: the host "" is every interface. The lookup of a name may block.
 pub fn to_bind(endpoint: Endpoint) LookUpError!AddressList {
     if (endpoint.host.len > 0) return look_up(endpoint, .{ .passive = true });
     return every_interface(endpoint.port);
@@ -118,7 +119,7 @@ pub fn to_bind(endpoint: Endpoint) LookUpError!AddressList {
 
 pub fn every_interface(port: u16) AddressList {
     var list: AddressList = .{ .count = 2 };
-    list.items[0] = .v6_from(@splat(0), port); // takes v4 as well where the system can
+    list.items[0] = .v6_from(@splat(0), port); // takes IPv4 as well, if the system can
     list.items[1] = .v4_from(@splat(0), port);
     return list;
 }
@@ -127,7 +128,8 @@ pub const LookUpError = error{ NameNotFound, NameLookupFailed, BadAddress };
 
 const LookUpOptions = struct { numeric_only: bool = false, passive: bool = false };
 
-/// Blocks on names, for as long as the system's resolver likes.
+/// Returns the addresses of a host. The lookup of a name blocks for as long as the system's
+/// resolver likes.
 pub fn look_up(endpoint: Endpoint, options: LookUpOptions) LookUpError!AddressList {
     var host: [base.limits.address_bytes_max + 1:0]u8 = undefined;
     if (endpoint.host.len == 0 or endpoint.host.len > base.limits.address_bytes_max)
@@ -155,7 +157,7 @@ pub fn look_up(endpoint: Endpoint, options: LookUpOptions) LookUpError!AddressLi
             c.AF.INET6 => address.v6 = @as(*align(1) const c.sockaddr.in6, @ptrCast(sockaddr)).*,
             else => continue,
         }
-        // The port is in the same place in both.
+        // IPv4 and IPv6 addresses have the port in the same place.
         address.v4.port = std.mem.nativeToBig(u16, endpoint.port);
         list.items[list.count] = address;
         list.count += 1;
@@ -180,7 +182,7 @@ test "numeric addresses need no lookup, and names are told apart" {
     try std.testing.expect(numeric(.{ .host = "::ffff:0.0.0.0", .port = 1 }).?.slice()[0].is_any());
     const other = numeric(.{ .host = "10.1.2.4", .port = 1 }).?;
     try std.testing.expect(!mapped.slice()[0].same_host(&other.slice()[0]));
-    // One host is one source, whichever socket it comes through.
+    // One host is one source, whether it comes through an IPv4 or an IPv6 socket.
     try std.testing.expectEqual(mapped.slice()[0].source(), plain.slice()[0].source());
     try std.testing.expectEqual(@as(u8, 1), v6.slice()[0].source()[15]);
 }

@@ -1,15 +1,15 @@
-//! clock: the monotonic clock, read once per round of an engine loop. Everything below net is told
-//! the time (base.Instant) and never asks. The protocol relies on a time that never goes back.
+//! clock: the monotonic clock, read once per round of an engine loop. The layers below net are told
+//! the time (base.Instant) and never ask. The protocol relies on a time that never goes back.
 //! Hypervisors have been seen to break that, so this file makes it true: after a step back the
-//! clock stands still until the machine's has come past it again. The simulator's clocks stand
-//! still and leap ahead (tests/sim/faults.zig). Next: peer_engine.zig, the loop that asks.
+//! clock stands still until the machine's clock has come past it again. The simulator's clocks
+//! stand still and leap ahead (tests/sim/faults.zig). Next: peer_engine.zig, the loop that asks.
 
 const std = @import("std");
 const base = @import("base");
 const c = std.c;
 const assert = std.debug.assert;
 
-/// Nanoseconds since some start of this machine. Never goes back, whichever thread asks.
+/// Nanoseconds since some start of this machine; the time never goes back, whichever thread asks.
 pub fn now() base.Instant {
     var time: c.timespec = undefined;
     const result = c.clock_gettime(.MONOTONIC, &time);
@@ -18,25 +18,25 @@ pub fn now() base.Instant {
 }
 
 fn nanoseconds(time: c.timespec) base.Instant {
-    // Nothing is negative or too large: the clock counts from 0 since some start of the machine,
+    // No number is negative or too large: the clock counts from 0 since some start of the machine,
     // and 64 bits of nanoseconds are 584 years.
     @setRuntimeSafety(false);
     return @as(u64, @intCast(time.sec)) * std.time.ns_per_s + @as(u64, @intCast(time.nsec));
 }
 
-/// Nanoseconds since 1970, as this machine's user has set them. For people alone: they compare logs
-/// of several machines by it.
+/// Nanoseconds since 1970, as the user of this machine has set its clock. Only people use it: they
+/// compare the logs of several machines by it.
 pub fn wall() u64 {
     var time: c.timespec = undefined;
     const result = c.clock_gettime(.REALTIME, &time);
-    assert(result == 0); // as above
+    assert(result == 0); // as in `now`
     const seconds: u64 = @intCast(@max(time.sec, 0));
     return seconds *| std.time.ns_per_s +| @as(u64, @intCast(time.nsec));
 }
 
 var latest: Latest = .{};
 
-/// The last time that anybody was told.
+/// The latest time that any thread was told.
 const Latest = struct {
     instant: std.atomic.Value(base.Instant) = .init(0),
 

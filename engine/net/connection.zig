@@ -1,6 +1,6 @@
 //! connection: the TCP connections of one engine: which of them can be read or written, which wait
-//! for their turn, and which are closed but may still be named by an event. It moves no bytes of
-//! its own accord and knows no protocol; the engines do (peer_engine.zig, coordinator_engine.zig).
+//! for their turn, and which are closed but may still be named by an event. This file knows no
+//! protocol, and moves bytes only when an engine asks (peer_engine.zig, coordinator_engine.zig).
 
 const std = @import("std");
 const base = @import("base");
@@ -14,22 +14,24 @@ const assert = std.debug.assert;
 const Allocator = std.mem.Allocator;
 const Fd = socket.Fd;
 
-/// One TCP connection: that of a lane, or to the coordinator, or of a stranger.
+/// One TCP connection: of a lane, to the coordinator, or of a stranger.
 pub const Connection = struct {
     fd: Fd,
-    /// For the engine to use: what the connection belongs to.
+    /// The lane or other thing that the connection belongs to; only the engine uses the value.
     owner: usize,
-    /// The socket may have bytes to read, or room to write: true until it says otherwise.
+    /// The socket may have bytes to read (`readable`), or room to write (`writable`): true until
+    /// the socket says otherwise.
     readable: bool = false,
     writable: bool = false,
-    /// The end is in sight: only reading to it tells how the connection ended.
+    /// The end of the connection is near: only reading up to it tells how the connection ended.
     hangup: bool = false,
     closed: bool = false,
     queued: bool = false,
     index: usize,
     node: std.DoublyLinkedList.Node = .{},
 
-    /// Reads into the slices; error.WouldBlock once nothing is left. 0: the end.
+    /// Reads into the slices; error.WouldBlock once nothing is left to read. 0: the connection has
+    /// ended.
     pub inline fn receive(
         connection: *Connection,
         slices: []const []u8,
@@ -39,20 +41,20 @@ pub const Connection = struct {
             return err;
         };
         var room: usize = 0;
-        for (slices) |slice| room +%= slice.len; // they lie apart, so no sum is too large
-        // A short read has emptied the socket, unless the end comes next.
+        for (slices) |slice| room +%= slice.len; // slices lie apart, so no sum is too large
+        // A short read has emptied the socket, unless the end of the connection comes next.
         if (count < room and !connection.hangup) connection.readable = false;
         return count;
     }
 
-    /// Sends what fits of the slices; error.WouldBlock if nothing does.
+    /// Sends as many bytes of the slices as fit; error.WouldBlock if none fits.
     pub fn send(
         connection: *Connection,
         connections: *Connections,
         slices: []const []const u8,
     ) socket.TransferError!usize {
         var wanted: usize = 0;
-        for (slices) |slice| wanted +%= slice.len; // as above
+        for (slices) |slice| wanted +%= slice.len; // no sum is too large, as in `receive`
         const count = socket.send(connection.fd, slices) catch |err| {
             if (err == error.WouldBlock) connections.blocked(connection);
             return err;
@@ -61,7 +63,7 @@ pub const Connection = struct {
         return count;
     }
 
-    /// Sends what a control stream holds, as far as it goes.
+    /// Sends as many bytes of a control stream as fit.
     pub inline fn send_stream(
         connection: *Connection,
         connections: *Connections,
@@ -78,9 +80,9 @@ pub const Connection = struct {
         }
     }
 
-    /// One read into a control stream, and its bytes. 0: nothing was there.
+    /// Reads once into a control stream, and returns the number of bytes. 0: nothing was there.
     pub fn receive_stream(connection: *Connection, stream: *wire.Stream) error{Ended}!usize {
-        // Without memory for its bytes the connection cannot go on.
+        // Without memory for received bytes the connection cannot go on.
         const room = stream.recv_slice() catch return error.Ended;
         const count = connection.receive(&.{room}) catch |err| switch (err) {
             error.WouldBlock => return 0,
@@ -105,7 +107,7 @@ pub const Connections = struct {
 
     const listener_context = 1;
     comptime {
-        // No pointer is taken for the waker or the listener.
+        // No pointer to a connection equals the context of the waker or the listener.
         assert(@alignOf(Connection) > listener_context);
     }
 
@@ -113,7 +115,7 @@ pub const Connections = struct {
         return .{ .gpa = gpa, .poller = try .init(gpa, backend) };
     }
 
-    /// Closes what is left.
+    /// Closes all connections and the listener.
     pub fn deinit(connections: *Connections) void {
         while (connections.all.getLastOrNull()) |connection| connections.close(connection);
         connections.bury();
@@ -122,7 +124,7 @@ pub const Connections = struct {
         connections.poller.deinit();
     }
 
-    /// Takes over the listener, also when it fails.
+    /// Takes over the listener, even if it fails.
     pub fn listen(connections: *Connections, listener: Fd) poller.Error!void {
         errdefer socket.close(listener);
         try connections.poller.add(listener, listener_context);
@@ -140,13 +142,13 @@ pub const Connections = struct {
         connections.spare.deinit();
     }
 
-    /// A round accepts no more than this. So a flood of connections does not hold up the peers that
-    /// are there, and each new connection is heard once before those of the next round can take its
-    /// place.
+    /// The most connections that a round accepts. With this limit a flood of connections does not
+    /// hold up the peers that are there, and each new connection is heard once before connections
+    /// of the next round can take its place.
     pub const accepts_per_round = limits.strangers_max;
 
-    /// The next connection that came in; null if there is none now, or no more are `left` to this
-    /// round. Those that are turned away for want of descriptors count, too.
+    /// The next connection that came in; null if none waits, or no more are `left` to this round.
+    /// Connections that are turned away for want of descriptors count, too.
     pub fn accept(connections: *Connections, left: *usize) ?Fd {
         while (connections.accepting and left.* > 0) {
             left.* -= 1;
@@ -156,7 +158,7 @@ pub const Connections = struct {
                     return null;
                 },
                 error.SystemLimit => {
-                    // Out of descriptors: better a connection that closes than one that hangs.
+                    // Without descriptors it is better to close the connection than to let it hang.
                     connections.accepting = connections.spare.turn_away(connections.listener);
                     continue;
                 },
@@ -167,7 +169,7 @@ pub const Connections = struct {
         return null;
     }
 
-    /// Takes over the socket, also when it fails.
+    /// Takes over the socket, even if it fails.
     pub fn add(connections: *Connections, fd: Fd, owner: usize) poller.Error!*Connection {
         errdefer socket.close(fd);
         if (!descriptor.take()) return error.SystemLimit;
@@ -181,7 +183,7 @@ pub const Connections = struct {
         return connection;
     }
 
-    /// The connection itself lives on until the next `bury`.
+    /// Closes a connection, whose memory stays until the next `bury`.
     pub fn close(connections: *Connections, connection: *Connection) void {
         assert(!connection.closed);
         if (connection.queued) connections.unqueue(connection);
@@ -194,14 +196,14 @@ pub const Connections = struct {
         connections.closed.append(&connection.node);
     }
 
-    /// Frees closed connections. Called where no event is outstanding: before the engine waits.
+    /// Frees closed connections, before the engine waits, when no event can name them.
     pub fn bury(connections: *Connections) void {
         while (connections.closed.popFirst()) |node| {
             connections.gpa.destroy(@as(*Connection, @fieldParentPtr("node", node)));
         }
     }
 
-    /// Queues the connection for a turn.
+    /// Queues a connection for a turn, in which the engine reads and writes it.
     pub fn queue(connections: *Connections, connection: *Connection) void {
         if (connection.queued or connection.closed) return;
         connection.queued = true;
@@ -235,7 +237,7 @@ pub const Connections = struct {
                 continue;
             }
             const connection: *Connection = @ptrFromInt(event.context);
-            if (connection.closed) continue; // since the wait began
+            if (connection.closed) continue; // closed since the wait began
             connection.readable = connection.readable or event.readable;
             connection.hangup = connection.hangup or event.hangup;
             if (event.writable and !connection.writable) {
@@ -268,7 +270,7 @@ test "a connection that is closed while its event is on the way is left alone" {
         connections.note(events);
         try std.testing.expectEqual(b, connections.next_ready().?);
         try std.testing.expectEqual(null, connections.next_ready());
-        // b's other end is gone: reading finds the end.
+        // The other end of b is closed: reading finds the end.
         connections.bury();
         try connections.poller.prepare();
         connections.note(connections.poller.wait(base.never));
@@ -386,7 +388,7 @@ test "a round takes so many connections in, whether or not there are descriptors
         var fds: [most + 20]Fd = undefined;
         for (&fds) |*fd| fd.* = try socket.connect_start(&at);
         defer for (fds) |fd| socket.close(fd);
-        var held: usize = 0; // by other engines
+        var held: usize = 0; // descriptors that other engines hold
         defer for (0..held) |_| descriptor.give_back();
         if (!has_room) while (descriptor.take()) : (held += 1) {};
         var left: usize = most;
@@ -394,6 +396,6 @@ test "a round takes so many connections in, whether or not there are descriptors
         while (connections.accept(&left)) |fd| : (taken += 1) socket.close(fd);
         try std.testing.expectEqual(0, left);
         try std.testing.expectEqual(@as(usize, if (has_room) most else 0), taken);
-        try std.testing.expect(connections.accepting); // more wait, for the next round
+        try std.testing.expect(connections.accepting); // more connections wait for the next round
     }
 }

@@ -40,22 +40,24 @@ pub const CoordinatorEngine = struct {
     stopping: bool = false,
     thread: std.Thread,
     port: u16,
-    /// Where it listens, what it was told to advertise, and "host:port" of the token.
+    /// The address that the coordinator listens on, the address that it was told to advertise, and
+    /// "host:port" of the token.
     bind: address.Endpoint.Text,
     advertise: address.Endpoint.Text,
     reached: address.Endpoint.Text,
 
     pub const Options = struct {
-        /// Where to listen. An empty host is every interface, port 0 a free one.
+        /// The address to listen on. An empty host is every interface, port 0 a free port.
         bind: address.Endpoint = .{ .host = "127.0.0.1", .port = 0 },
-        /// Where peers reach it, "host" or "host:port"; null: where it listens.
+        /// The address at which peers reach the coordinator, "host" or "host:port"; null: where it
+        /// listens.
         advertise: ?[]const u8 = null,
-        /// The engine's own from a successful create on. The run that it holds is already in `bind`
-        /// and `protocol`.
+        /// The journal, which a successful `create` takes over. `bind` and `protocol` already have
+        /// the settings of the run in the journal.
         journal: ?*JournalFile = null,
-        /// Says more of an error about the journal.
+        /// Where details of an error about the journal are written.
         trouble: ?*Trouble = null,
-        /// How slow a test has its disk be.
+        /// How slow the disk is made, for tests.
         disk: fault.Disk = .{},
         protocol: Coordinator.Options,
         backend: poller.Backend = .default,
@@ -65,7 +67,7 @@ pub const CoordinatorEngine = struct {
     pub const Error = JournalError || socket.ListenError || address.LookUpError || thread.Error ||
         poller.Error;
 
-    /// Reads at one connection before the others get their turn.
+    /// The number of reads at one connection before other connections get their turn.
     const reads_per_turn = 8;
 
     /// Listens, and starts the thread.
@@ -123,7 +125,7 @@ pub const CoordinatorEngine = struct {
         engine.lock.unlock();
         engine.connections.poller.wake();
         engine.thread.join();
-        // It waits for the disk: what was recorded is kept, whether or not anybody has heard of it.
+        // Waits for the disk: all records are kept, whether or not a peer has heard of them.
         if (engine.writer) |writer| writer.destroy();
         engine.finder.deinit();
         engine.connections.deinit();
@@ -132,14 +134,14 @@ pub const CoordinatorEngine = struct {
         engine.gpa.destroy(engine);
     }
 
-    /// Goes on with the run of a journal, or begins one, before anybody is heard.
+    /// Goes on with the run of a journal, or begins a run, before any peer is heard.
     fn take_up(
         engine: *CoordinatorEngine,
         file: *JournalFile,
         trouble: ?*Trouble,
     ) JournalError!void {
         const content = file.content();
-        const before = protocol.journal.settings_of(content) catch unreachable; // open has read it
+        const before = protocol.journal.settings_of(content) catch unreachable; // `open` checked it
         const is_unused = protocol.journal.is_unused(content) catch unreachable;
         if (before) |settings| if (!is_unused and
             !std.mem.eql(u8, settings.address.data, engine.reached_at()))
@@ -163,7 +165,7 @@ pub const CoordinatorEngine = struct {
         file.forget_content();
     }
 
-    /// "host:port", for the token.
+    /// The address for the token, "host:port".
     pub fn reached_at(engine: *const CoordinatorEngine) []const u8 {
         return engine.reached.slice();
     }
@@ -180,14 +182,14 @@ pub const CoordinatorEngine = struct {
         engine.bind = try .of("{f}", .{bind});
         engine.advertise = try .of("{s}", .{advertise orelse ""});
         var host_text: [address.Address.text_bytes_max]u8 = undefined;
-        // Nobody can dial "every interface".
+        // No peer can dial "every interface".
         const host = if (bound.is_any())
             socket.outward_address(bound.family()).host(&host_text)
         else
             bound.host(&host_text);
         var endpoint: address.Endpoint = .{ .host = host, .port = engine.port };
         if (advertise) |text| endpoint = try .parse_to_dial(text, engine.port);
-        // Nobody who listens on every interface means this machine alone.
+        // A coordinator that listens on every interface is not meant for this machine alone.
         if (bound.is_any() and advertise == null and endpoint.is_loopback()) log.put(.warning, //
             "this machine has no way to others, so the token says " ++ nowhere);
         engine.reached = try .of("{f}", .{endpoint});
@@ -196,7 +198,7 @@ pub const CoordinatorEngine = struct {
     const nowhere = "127.0.0.1, which leads every other machine to itself: give the coordinator " ++
         "the address that peers reach it at (advertise)";
 
-    // ---- the loop: what is rare in it is not inlined, so that the frame of a round stays small
+    // ---- the loop; rare functions are not inlined, so that the stack frame of a round stays small
 
     fn run(engine: *CoordinatorEngine) void {
         engine.lock.lock();
@@ -208,8 +210,8 @@ pub const CoordinatorEngine = struct {
     fn round(engine: *CoordinatorEngine) void {
         const connections = &engine.connections;
         const deadline = if (connections.has_turns()) 0 else engine.coordinator.next_deadline();
-        // Without memory for the table of poll() the wait sees the sockets of the last one, so
-        // they are kept.
+        // Without memory for a new table of poll(), the wait uses the sockets of the last table, so
+        // closed connections are not freed.
         if (connections.poller.prepare()) connections.bury() else |_| {}
         engine.lock.unlock();
         const events = connections.poller.wait(deadline);
@@ -224,15 +226,16 @@ pub const CoordinatorEngine = struct {
         }
         while (engine.finder.next(now)) |found|
             engine.coordinator.answered(now, found.number, found.answer);
-        // Those who have said something are heard before others take their places.
+        // New connections are accepted last: a stranger that has said something is heard before
+        // another takes its place.
         var left: usize = Connections.accepts_per_round;
         while (connections.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < engine.coordinator.next_deadline()) return;
-        connections.accepting = true; // in case it had stopped for want of descriptors
+        connections.accepting = true; // accepting may have stopped for want of descriptors
         engine.coordinator.tick(now);
     }
 
-    /// Hears what the disk has done, in the order in which it was given.
+    /// Tells the coordinator what the disk has done, in the order of the records.
     noinline fn hear(engine: *CoordinatorEngine, now: base.Instant, news: JournalWriter.News) void {
         const c = engine.coordinator;
         const fails_last = news.failed > news.written;
@@ -267,7 +270,7 @@ pub const CoordinatorEngine = struct {
         }
         tcp.send_stream(&engine.connections, &connection.stream) catch
             return engine.ended(now, tcp);
-        // One that has said too much is read when the coordinator wakes it.
+        // A connection that has said too much is read again when the coordinator wakes it.
         const is_paused = connection.is_paused(now);
         engine.connections.poller.want_read(tcp.fd, !is_paused);
         if (tcp.readable and !is_paused) engine.connections.queue(tcp);
@@ -279,12 +282,12 @@ pub const CoordinatorEngine = struct {
         engine.coordinator.closed(now, connection);
     }
 
-    // ---- what the coordinator asks for
+    // ---- the host functions, which the coordinator calls
 
     fn host_close(context: *anyopaque, connection: *Connection) void {
         const engine: *CoordinatorEngine = @ptrCast(@alignCast(context));
         const tcp: *TcpConnection = @ptrFromInt(connection.driver);
-        // The last words of a refusal; a connection that is broken already does not hear them.
+        // Sends the last words of a refusal; a connection that is broken already does not get them.
         tcp.send_stream(&engine.connections, &connection.stream) catch {};
         engine.connections.close(tcp);
     }
@@ -370,7 +373,7 @@ test "a coordinator begins again where its journal says, or not at all" {
     try begun.append(image.bytes());
     begun.close();
     const file = try JournalFile.open(gpa, state, &trouble);
-    defer file.close(); // an engine that is not made does not take it
+    defer file.close(); // a create that fails leaves the file to its caller
     const content = file.content();
     const settings = (try protocol.journal.settings_of(content)).?;
     try std.testing.expectEqualStrings("elsewhere", settings.advertise.data);
@@ -389,7 +392,7 @@ test "a stranger that says nothing loses its place, and descriptors do not run o
     const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
     defer engine.destroy();
     const at: address.Address = .v4_from(.{ 127, 0, 0, 1 }, engine.port);
-    // As many are closed at once as there are too many, long before their time is over.
+    // Connections beyond the limit are closed at once, long before their time is over.
     const too_many = 3 * base.limits.strangers_max;
     var strangers: [too_many + base.limits.strangers_max]socket.Fd = undefined;
     for (&strangers) |*fd| fd.* = try socket.connect_start(&at);
@@ -413,7 +416,7 @@ test "a round takes in no more connections than there are places for strangers" 
     const gpa = std.testing.allocator;
     const engine = try CoordinatorEngine.create(gpa, .{ .protocol = .{ .run_id = @splat(1) } });
     defer engine.destroy();
-    // Its rounds are the test's.
+    // The test runs the rounds of the engine itself.
     engine.lock.lock();
     engine.stopping = true;
     engine.lock.unlock();
@@ -428,13 +431,13 @@ test "a round takes in no more connections than there are places for strangers" 
     while (run.connections.items.len + run.strangers_refused == 0) engine.round();
     engine.lock.unlock();
     engine.thread = try thread.spawn("pccl-coord", engine, run_no_more);
-    // Some of them may have been turned away at the door.
+    // Some connections may have been turned away at the door.
     try std.testing.expect(run.connections.items.len <= Connections.accepts_per_round);
     const taken = run.connections.items.len + run.strangers_refused;
     try std.testing.expectEqual(Connections.accepts_per_round, taken);
 }
 
-/// The thread of an engine that is at its end.
+/// The thread of an engine whose rounds have ended.
 fn run_no_more(_: *CoordinatorEngine) void {}
 
 test "the run id that the engine and its finder keep is in no core file" {

@@ -1,8 +1,8 @@
-//! descriptor: the file descriptors that the library opens. Each is noted here, so that a forked
-//! child closes its copies at once, and each connection is counted: the program has descriptors of
-//! its own, so all engines together use three quarters of what the process may open. That limit is
-//! read each time, because a program may change it. Used by whatever opens one: socket.zig,
-//! poller.zig, journal.zig.
+//! descriptor: the file descriptors that the library opens. Each descriptor is noted here, so that
+//! a forked child closes its copies at once. Each connection is counted: the program has
+//! descriptors of its own, so all engines together use three quarters of what the process may open.
+//! The limit of the process is read each time, because a program may change it. Used by each file
+//! that opens a descriptor: socket.zig, poller.zig, journal.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -13,16 +13,16 @@ pub const Fd = c.fd_t;
 
 // ---- forks
 
-/// One bit per descriptor of ours. A child of fork() inherits them all. If it kept them, the
-/// connections of a parent that dies would stay open, and no peer would notice the death. exec()
-/// closes them by itself.
+/// The descriptors of the library, one bit each. A child of fork() inherits all descriptors. If the
+/// child kept them, the connections of a parent that dies would stay open, and no peer would notice
+/// the death. exec() closes the descriptors by itself.
 const Owned = struct {
     var bits: [fds_max / 64]std.atomic.Value(u64) = @splat(.init(0));
     var registered: std.atomic.Value(bool) = .init(false);
     /// Held for reading while a descriptor exists without its bit, for writing by a fork.
     var births: c.pthread_rwlock_t = .{};
 
-    /// A descriptor beyond this number is used all the same, but a child keeps it until it ends.
+    /// A descriptor from this number on is used but not noted: a child keeps it until it ends.
     const fds_max = 64 * 1024;
 
     fn hold() void {
@@ -62,7 +62,7 @@ const Owned = struct {
     }
 
     fn close_in_child() callconv(.c) void {
-        births = .{}; // it was locked by a thread of the parent
+        births = .{}; // a thread of the parent had locked it
         log.forked();
         for (&bits, 0..) |*word, index| {
             var left = word.swap(0, .acq_rel);
@@ -74,17 +74,18 @@ const Owned = struct {
 };
 
 /// No fork happens between `hold_forks` and `allow_forks`, so that a descriptor is opened and noted
-/// in one step. The code between must not block and must not call either of them.
+/// in one step. Code between `hold_forks` and `allow_forks` must not block and must not hold forks
+/// again.
 pub const hold_forks = Owned.hold;
 pub const allow_forks = Owned.allow;
 
-/// Notes a descriptor, under `hold_forks`.
+/// Notes a descriptor of the library, under `hold_forks`.
 pub fn adopt(fd: Fd) Fd {
     Owned.note(fd);
     return fd;
 }
 
-/// -1 if the process has too many descriptors.
+/// Copies a descriptor; -1 if the process has too many.
 pub fn duplicate(fd: Fd) Fd {
     hold_forks();
     defer allow_forks();
@@ -95,7 +96,7 @@ pub fn duplicate(fd: Fd) Fd {
 pub fn close(fd: Fd) void {
     hold_forks();
     defer allow_forks();
-    // Forgotten first: afterwards the number may belong to somebody else.
+    // The bit is cleared first: once closed, the number may belong to other code.
     Owned.forget(fd);
     _ = c.close(fd);
 }
@@ -109,7 +110,7 @@ pub fn has_room() bool {
     return held.load(.monotonic) < share_of(limit());
 }
 
-/// Counts a connection, of all engines; false if the share has no room for it.
+/// Counts a connection, for all engines together; false if their share has no room for it.
 pub fn take() bool {
     if (held.fetchAdd(1, .monotonic) < share_of(limit())) return true;
     give_back();
@@ -120,7 +121,7 @@ pub fn give_back() void {
     _ = held.fetchSub(1, .monotonic);
 }
 
-/// How many connections of strangers one engine keeps. Most of the share is for lanes.
+/// How many connections of strangers one engine keeps, so that most of the share is for lanes.
 pub fn strangers_max() u32 {
     return strangers_of(limit());
 }
@@ -160,8 +161,8 @@ test "a forked child lets go of every descriptor of ours" {
 }
 
 test "a child that is forked while sockets come and go inherits none of them" {
-    // Goal: no moment at which a descriptor is open and not noted. Method: threads connect, accept
-    // and close as fast as they can; children look which descriptors they have.
+    // Goal: at no moment a descriptor is open and not noted. Method: threads connect, accept and
+    // close as fast as they can; children look which descriptors they have.
     const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
     const listener = try socket.listen(&any_port);
     defer socket.close(listener);
@@ -224,7 +225,7 @@ test "there is room for three quarters of the limit, and again when some are giv
     defer _ = c.setrlimit(.NOFILE, &restore);
     now.cur = @intCast(@min(before, 100));
     try std.testing.expectEqual(0, c.setrlimit(.NOFILE, &now));
-    const others = held.load(.monotonic); // engines of other tests
+    const others = held.load(.monotonic); // held by engines of other tests
     var taken: usize = 0;
     while (take()) taken += 1;
     try std.testing.expectEqual(share_of(limit()), others + taken);

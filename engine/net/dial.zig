@@ -1,11 +1,11 @@
 //! dial: how this process connects to the coordinator and to other peers: it looks a name up, on a
 //! thread of its own, and tries one address after the other.
 //!
-//! `connect` does so on the thread of the user that waits for it (create, status). It tries again,
-//! with growing pauses, until a deadline; the user may withdraw at any time. A `Carrier` never
-//! blocks: it belongs to an engine, which acts on the result (peer_engine.zig), and dials each
-//! address once. The coordinator tells the addresses of peers in numbers, so their names are not
-//! looked up.
+//! `connect` runs on the thread of the user that waits for the connection (create, status).
+//! `connect` tries again, with growing pauses, until a deadline; the user may interrupt it at any
+//! time. A `Carrier` never blocks: it belongs to an engine, which acts on the result
+//! (peer_engine.zig), and dials each address once. The coordinator tells the addresses of peers in
+//! numbers, so names of peers are not looked up.
 
 const std = @import("std");
 const base = @import("base");
@@ -31,8 +31,9 @@ const ms = std.time.ns_per_ms;
 // ---- names
 
 /// Looks a name up on a thread of its own, because a lookup may block for many seconds and cannot
-/// be stopped. Whoever asks may lose interest at any time, so the thread and the asker both hold
-/// the lookup: the last to release frees it. It is allocated from libc, which has no owner.
+/// be stopped. The asker may lose interest at any time, so the thread and the asker both hold the
+/// lookup: the last of them to release the lookup frees it. A lookup is allocated from libc,
+/// because no engine owns it.
 const Lookup = struct {
     references: std.atomic.Value(u32) = .init(2),
     host_storage: [base.limits.address_bytes_max]u8,
@@ -41,13 +42,13 @@ const Lookup = struct {
     /// A copy of the descriptor that wakes the engine that asked, or -1.
     wake_fd: c.fd_t,
     done: lock.Signal = .{},
-    /// Valid once `done` is set.
+    /// The addresses of the name, valid once `done` is set.
     result: address.LookUpError!address.AddressList = error.NameLookupFailed,
 
     const Error = error{ OutOfMemory, ThreadLimit, BadAddress };
 
-    /// `wake_fd` (an eventfd or the writing end of a pipe) is written to when the answer is
-    /// there; -1: none.
+    /// Starts a lookup. `wake_fd` (an eventfd or the writing end of a pipe) is written to when the
+    /// answer is there; -1: no descriptor.
     fn start(endpoint: address.Endpoint, wake_fd: c.fd_t) Error!*Lookup {
         const host = endpoint.host;
         if (host.len > base.limits.address_bytes_max) return error.BadAddress;
@@ -96,16 +97,16 @@ pub const ConnectError = address.LookUpError || Lookup.Error || socket.ConnectEr
 pub const ConnectOptions = struct {
     deadline: Instant,
     interrupt: Interrupt = .{},
-    /// Spreads the attempts of many peers that start at once.
+    /// The seed of the pauses, which spread the attempts of many peers that start at once.
     seed: u64,
 };
 
 const pause_ns_first = 20 * ms;
 const pause_ns_max = 400 * ms;
 
-/// Returns a connected socket. An unknown name fails at once. A host that refuses or does not
-/// answer is tried again until the deadline, which the log says once; then the last failure is
-/// returned.
+/// Connects to `endpoint`, and returns the socket. An unknown name fails at once. A host that
+/// refuses or does not answer is tried again until the deadline, and the log says so once; then the
+/// last failure is returned.
 pub fn connect(endpoint: address.Endpoint, options: ConnectOptions) ConnectError!socket.Fd {
     const addresses = address.numeric(endpoint) orelse try look_up(endpoint, options);
     var prng = base.Prng.init(options.seed);
@@ -153,7 +154,7 @@ fn connect_once(to: *const address.Address, options: ConnectOptions) ConnectErro
     return fd;
 }
 
-/// Waits until the socket is ready. False: the deadline has passed.
+/// Waits until the socket is ready; false if the deadline passed first.
 pub fn wait_socket(
     fd: socket.Fd,
     direction: socket.Direction,
@@ -173,9 +174,9 @@ pub fn wait_socket(
 // ---- on the engine's thread
 
 /// The socket of a session.Lane, from dial or accept until the lane is closed; lane.driver is the
-/// address of its carrier. The carrier of a dial to the coordinator lasts until it is connected.
+/// address of the carrier. The carrier of a dial to the coordinator lasts until it is connected.
 pub const Carrier = struct {
-    /// Null: the coordinator.
+    /// The lane of the socket; null: the carrier dials the coordinator.
     lane: ?*session.Lane,
     /// The socket; null while there is none.
     connection: ?*Connection = null,
@@ -183,20 +184,20 @@ pub const Carrier = struct {
     lookup: ?*Lookup = null,
     addresses: address.AddressList = .{},
     tried: usize = 0,
-    /// When the address being dialed is given up for the next one.
+    /// When the address being dialed is given up for the next address.
     deadline: Instant = base.never,
-    /// How many bytes of the lane may leave.
+    /// Limits how many bytes of the lane may leave now.
     out: tcp.Pacer = .{},
     before: tcp.CongestionBefore = .{},
-    /// Both ends are on this machine; null: not looked at yet.
+    /// Whether both ends are on this machine; null: not looked at yet.
     is_within: ?bool = null,
-    /// Why the last address failed.
+    /// Why the dial of the last address failed.
     why: wire.Dialed = .no_address,
 
     pub const State = enum { resolving, connecting, open };
 
-    /// Marks the connection to the coordinator, in the field that has the carrier of a lane's
-    /// connection.
+    /// The value of `Connection.owner` for the connection to the coordinator; the connection of a
+    /// lane has the address of its carrier there.
     pub const control_owner = 0;
 
     /// Gives a turn to the lanes that wait for their buckets (tcp.Pacer).
@@ -211,21 +212,21 @@ pub const Carrier = struct {
 
     pub const Step = enum { pending, failed };
 
-    /// Begins to connect. `failed`: no address is left to try.
+    /// Begins to dial the address `to`; `failed` if no address is left to try.
     pub fn start(carrier: *Carrier, now: Instant, connections: *Connections, to: []const u8) Step {
         const endpoint = address.Endpoint.parse(to) catch return .failed;
         if (address.numeric(endpoint)) |list| {
             carrier.addresses = list;
             return carrier.connect_next(now, connections);
         }
-        // A coordinator may not have this process look up a name of its choice for a peer.
+        // A coordinator may not make this process look up a name of its choice for a peer.
         if (carrier.lane != null) return .failed;
         const wake_fd = connections.poller.waker.write_fd;
         carrier.lookup = Lookup.start(endpoint, wake_fd) catch return .failed;
         return .pending;
     }
 
-    /// Goes on when a name was found, or to the next address when this one takes too long.
+    /// Goes on when the name was found, or with the next address when this one takes too long.
     pub fn step(carrier: *Carrier, now: Instant, connections: *Connections) Step {
         switch (carrier.state) {
             .resolving => {
@@ -247,7 +248,7 @@ pub const Carrier = struct {
 
     pub const Connected = enum { open, pending, failed };
 
-    /// Looks how the dial came out: the socket had an event.
+    /// Finds out how the dial ended, after an event of the socket.
     pub fn connected(carrier: *Carrier, now: Instant, connections: *Connections) Connected {
         const connection = carrier.connection.?;
         if (!connection.writable) return .pending;
@@ -293,7 +294,7 @@ pub const Carrier = struct {
         };
     }
 
-    /// Lets go of the lookup and the socket; the memory of the carrier stays.
+    /// Releases the lookup and closes the socket; the memory of the carrier stays.
     pub fn end(carrier: *Carrier, connections: *Connections) void {
         carrier.forget_lookup();
         carrier.hang_up(connections);
@@ -349,7 +350,8 @@ test "an unknown name fails at once, and a listener that comes late is found" {
         asked: u32 = 0,
         held: HeldPort,
 
-        // The interrupt is asked between attempts: after some of them, somebody listens.
+        // The interrupt is asked between attempts: at the second question, the port begins to
+        // listen.
         fn look(context: ?*anyopaque) callconv(.c) c_int {
             const late: *@This() = @ptrCast(@alignCast(context));
             late.asked += 1;
@@ -382,7 +384,7 @@ test "whoever waits may withdraw" {
         .interrupt = .{ .function = Ask.now },
     });
     try std.testing.expectError(error.Interrupted, result);
-    // It is asked long before the wait would end.
+    // The interrupt is asked long before the wait would end.
     const interrupt: Interrupt = .{ .function = Ask.now };
     const far = clock.after(20 * std.time.ns_per_s);
     var nobody: lock.Signal = .{};
@@ -413,7 +415,7 @@ test "each address has its time, one after the other, and one that is open has n
     }
     try std.testing.expectEqual(.open, carrier.connected(200, &connections));
     try std.testing.expectEqual(base.never, carrier.deadline);
-    // One that has waited for its bucket gets a turn, once.
+    // A carrier that has waited for its bucket gets one turn.
     while (connections.next_ready()) |_| {}
     carrier.out.waits = true;
     for (0..2) |_| Carrier.go_on_paced(&connections);

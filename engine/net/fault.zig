@@ -1,17 +1,17 @@
-//! fault: faults that a test can cause. It ends or freezes this process at a named point of the
-//! engine:
+//! fault: faults that a test can cause. A first variable ends or freezes this process at a named
+//! point of the engine:
 //!
 //!     PCCL_FAULT_POINT=[stop=|panic=]<name>[:<sequence>[:<fraction>]]
 //!
 //! for example operation.settled:5:0.5: SIGKILL when half of the chunks of an all_reduce with
 //! sequence number 5 are settled. stop= sends SIGSTOP instead; panic= does what a bug of the engine
 //! would do. An empty sequence is any. The fault happens once. session/session.zig names the
-//! points. And it slows the disk of a coordinator down:
+//! points. A second variable slows the disk of a coordinator down:
 //!
 //!     PCCL_FAULT_DISK=<seconds>[:<writes>]
 //!
 //! for each write of the journal, except the first <writes> and the one of the start. Without the
-//! variables nothing here does anything.
+//! variables this file does nothing.
 
 const std = @import("std");
 const session = @import("session");
@@ -21,7 +21,7 @@ const Point = session.FaultPoint;
 pub const Fault = struct {
     point: Point,
     sequence: ?u64 = null,
-    /// The part of the chunks that is settled before it happens.
+    /// The part of the chunks that must be settled before the fault happens.
     fraction: f64 = 0,
     action: Action = .kill,
 
@@ -52,7 +52,7 @@ pub const Fault = struct {
         return fault;
     }
 
-    /// From the environment. An empty value counts as unset.
+    /// Reads PCCL_FAULT_POINT; null if it is unset or empty.
     pub fn from_environment() ParseError!?Fault {
         const value = std.mem.span(c.getenv("PCCL_FAULT_POINT") orelse return null);
         return if (value.len > 0) try parse(value) else null;
@@ -64,9 +64,9 @@ pub const Fault = struct {
         return @as(f64, @floatFromInt(done)) >= fault.fraction * @as(f64, @floatFromInt(total));
     }
 
-    /// Does not return when the process is to die. The signal goes to this thread, which stops
-    /// here and now; one to the process would be taken by any thread, and this one would go on
-    /// for a while.
+    /// Causes the fault; does not return when the process is to die. The signal goes to this
+    /// thread, which stops here and now: any thread could take a signal to the process, and this
+    /// thread would go on for a while.
     pub fn strike(fault: *const Fault) void {
         switch (fault.action) {
             .kill => _ = c.raise(.KILL),
@@ -75,7 +75,7 @@ pub const Fault = struct {
         }
     }
 
-    /// A real one, which ends the process only in a library that checks itself.
+    /// Overflows an integer, which ends the process only in a library that checks itself.
     fn overflow() void {
         var count: u8 = std.math.maxInt(u8);
         std.mem.doNotOptimizeAway(&count);
@@ -83,7 +83,7 @@ pub const Fault = struct {
         std.mem.doNotOptimizeAway(&count);
     }
 
-    /// "operation.settled" for .operation_settled.
+    /// The point of a name: .operation_settled for "operation.settled".
     fn point_named(wanted: []const u8) ?Point {
         inline for (comptime std.enums.values(Point)) |point| {
             const tag = @tagName(point);
@@ -95,10 +95,10 @@ pub const Fault = struct {
     }
 };
 
-/// How long the disk takes besides.
+/// How much longer each write to the disk takes.
 pub const Disk = struct {
     delay_ns: u64 = 0,
-    /// Writes that take no time yet.
+    /// The number of writes that are not delayed.
     prompt: u32 = 0,
 
     const seconds_max = 3600;
@@ -120,13 +120,13 @@ pub const Disk = struct {
         };
     }
 
-    /// From the environment. An empty value counts as unset.
+    /// Reads PCCL_FAULT_DISK; no delay if it is unset or empty.
     pub fn from_environment() ParseError!Disk {
         const value = std.mem.span(c.getenv("PCCL_FAULT_DISK") orelse return .{});
         return if (value.len > 0) try parse(value) else .{};
     }
 
-    /// Before a write, in the thread that writes.
+    /// Waits for the delay before a write, in the thread that writes.
     pub fn take_time(disk: *Disk) void {
         if (disk.prompt > 0) {
             disk.prompt -= 1;

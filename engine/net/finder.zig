@@ -1,9 +1,9 @@
-//! Finder: whether a peer is at the address that it names. It looks the name up. Unless the peer's
-//! connection comes from there, it dials the address and asks for a proof (wire/hello.zig): the
-//! program that answers must be this very peer, not somebody else that the peer has named. Each
-//! question has a thread of its own, because a lookup may block for many seconds. There are few
-//! such threads, so that peers with addresses that do not answer cost little. When a question is
-//! asked: protocol/door.zig. The peer's half: session/dial.zig.
+//! Finder: finds out whether a peer is at the address that it names. A search looks the name up.
+//! Unless the peer's connection comes from that address, the search dials it and asks for a proof
+//! (wire/hello.zig): the program that answers must be this very peer, not a host that the peer has
+//! named. Each search has a thread of its own, because a lookup may block for many seconds. There
+//! are few threads of searches, so that peers with addresses that do not answer cost little. When a
+//! search is asked for: protocol/door.zig. The peer's half: session/dial.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -26,25 +26,25 @@ const Answer = protocol.addresses.Answer;
 const hello = wire.hello;
 
 pub const Finder = struct {
-    /// The owner's, so that there is no other copy for long.
+    /// The run id of the owner, so that no other copy lives long.
     run_id: *const base.RunId,
     searches: [searches_max]?*Search = @splat(null),
     text: [base.limits.address_bytes_max]u8 = undefined,
 
     const searches_max = 4;
-    /// For one network, and for all from which somebody was not found lately: peers that name what
-    /// does not answer must not hold up those from elsewhere.
+    /// The most searches for one network, and for all networks from which a peer was not found
+    /// lately: peers with addresses that do not answer must not hold up peers of other networks.
     const per_network_max = 2;
     const doubtful_max = 2;
 
     pub const Found = struct { number: u64, answer: Answer };
 
-    /// Forgets what is under way.
+    /// Releases the searches under way, whose threads then end alone.
     pub fn deinit(finder: *Finder) void {
         for (finder.searches) |place| if (place) |search| search.release();
     }
 
-    /// `wake_fd` is written to when there is an answer; -1: none.
+    /// Starts a search. `wake_fd` is written to when there is an answer; -1: no descriptor.
     pub fn start(
         finder: *Finder,
         question: *const Question,
@@ -64,13 +64,13 @@ pub const Finder = struct {
         };
         const place = last orelse return error.Busy;
         if (of_network >= per_network_max) return error.Busy;
-        // The last place is for a network that has none.
+        // The last free place is for a network that has no search.
         if (of_network > 0 and free == 1) return error.Busy;
         if (question.is_doubtful and doubtful >= doubtful_max) return error.Busy;
         place.* = Search.start(finder.run_id.*, question, wake_fd) catch return error.Busy;
     }
 
-    /// An answer that is there, or will not come in time; null: none. Valid until the next call.
+    /// The answer of a search that has ended, or is late, valid until the next call; null: none.
     pub fn next(finder: *Finder, now: Instant) ?Found {
         for (&finder.searches) |*place| {
             const search = place.* orelse continue;
@@ -86,15 +86,15 @@ pub const Finder = struct {
                 }
                 search.release();
                 place.* = null;
-            } else search.is_late = true; // its thread is still there, and so is its place
+            } else search.is_late = true; // its thread still runs, so it keeps its place
             if (!was_late) return .{ .number = number, .answer = answer };
         }
         return null;
     }
 };
 
-/// It outlives both sides: the last to release frees it. It has the run id, so it is on pages of
-/// its own (secret.zig), which have no owner either.
+/// A search outlives its finder or its thread: the last of the two to release it frees it. A search
+/// has the run id, so it is on pages of its own (secret.zig), which belong to no engine.
 const Search = struct {
     references: std.atomic.Value(u32) = .init(2),
     number: u64,
@@ -105,21 +105,21 @@ const Search = struct {
     key: hello.Key,
     endpoint_storage: [base.limits.address_bytes_max]u8 = undefined,
     endpoint_length: usize,
-    /// Question.seen.
+    /// The address that the peer's connection comes from (Question.seen).
     seen_storage: protocol.addresses.Room = undefined,
     seen_length: usize,
     deadline: Instant,
-    /// Nobody waits for the answer any more.
+    /// The question was answered as late: nobody waits for the answer any more.
     is_late: bool = false,
-    /// A copy of the descriptor that wakes who asked, or -1.
+    /// A copy of the descriptor that wakes the asking thread, or -1.
     wake_fd: socket.Fd,
     done: lock.Signal = .{},
-    /// Valid once `done` is set, as is the next.
+    /// The address at which the peer was found. `found` and `why` are valid once `done` is set.
     found: ?Address = null,
-    /// The end of the last dial.
+    /// How the last dial ended.
     why: wire.Dialed = .no_address,
 
-    /// From the question to the answer, and for one connection.
+    /// The longest time from the question to the answer.
     const answer_ns_max = 5 * std.time.ns_per_s;
 
     fn start(run_id: base.RunId, question: *const Question, wake_fd: socket.Fd) !*Search {
@@ -174,7 +174,7 @@ const Search = struct {
         for (list.slice()) |*at| {
             if (std.mem.eql(u8, &at.source(), &search.source)) return at.*;
         }
-        // A name may lead to many others: one of each kind is dialed.
+        // A name may have many addresses: one of each family is dialed.
         for ([_]c_uint{ std.c.AF.INET, std.c.AF.INET6 }) |family| {
             const at = for (list.slice()) |*at| {
                 if (at.family() == family) break at;
@@ -184,8 +184,8 @@ const Search = struct {
         return null;
     }
 
-    /// Where its connection comes from: believed only if the peer answers there. Why it was not
-    /// found is a matter of its own address.
+    /// Dials the address that the peer's connection comes from. The peer must prove itself there;
+    /// otherwise `why` still tells about the address that the peer names.
     fn find_seen(search: *Search) ?Address {
         if (search.seen_length == 0) return null;
         const text = search.seen_storage[0..search.seen_length];
@@ -198,7 +198,8 @@ const Search = struct {
     }
 
     fn may_dial(search: *const Search, at: *const Address) bool {
-        // Peers of other machines may not ask what listens on this machine for itself alone.
+        // A peer of another machine may not have this machine ask what listens on its own loopback
+        // interface.
         const is_loopback = base.source.is_loopback;
         if (is_loopback(at.source()) and !is_loopback(search.source)) return false;
         var text: [base.limits.address_bytes_max]u8 = undefined;
@@ -210,7 +211,7 @@ const Search = struct {
         return false;
     }
 
-    /// Whether this very peer is there.
+    /// Whether this very peer answers at the address.
     fn answers(search: *Search, at: *const Address) bool {
         const fd = socket.connect_start(at) catch |err| return search.refused(err);
         defer socket.close(fd);
@@ -221,7 +222,7 @@ const Search = struct {
         socket.connect_finish(fd) catch |err| return search.refused(err);
         search.why = .other_answers;
         const nonce: hello.Nonce = random.array(16);
-        // Whoever is there learns nothing of the run.
+        // The probe has no run id: a stranger that answers learns nothing of the run.
         const probe = hello.encode(.{
             .purpose = .probe,
             .run_id = @splat(0),
@@ -249,7 +250,7 @@ const Search = struct {
     }
 };
 
-/// As members are told it; null if it is no address of one host.
+/// The text of an address as members are told it; null if it is no address of one host.
 fn told_as(at: *const Address, text: *[base.limits.address_bytes_max]u8) ?[]const u8 {
     var host: [Address.text_bytes_max]u8 = undefined;
     const endpoint: address.Endpoint = .{ .host = at.host(&host), .port = at.port() };
@@ -297,7 +298,8 @@ fn found_at(finder: *Finder, text: []const u8, source: []const u8) !?[]const u8 
     };
 }
 
-/// Takes one connection, and answers one hello: as the peer does, or as something else.
+/// A program that takes one connection, and answers one hello as the peer does, or as something
+/// else.
 const Somebody = struct {
     held: HeldPort,
     says: Says,
@@ -342,7 +344,7 @@ const Somebody = struct {
             .nothing => return,
         };
         _ = std.c.write(fd, &answer, answer.len);
-        // Until the other side has gone: no byte more comes.
+        // The finder closes the connection, and sends no byte more.
         const count = std.c.read(fd, somebody.heard[somebody.heard_bytes..].ptr, 1);
         if (count > 0) somebody.heard_bytes += @intCast(count);
     }
@@ -371,7 +373,7 @@ test "who proves to be the peer is found, and nobody else that answers" {
             try testing.expectEqualStrings(text, found.?)
         else
             try testing.expectEqual(null, found);
-        // It was asked one question, and was not told which run.
+        // The program was asked one question, and was not told the run id.
         try testing.expectEqual(hello.hello_bytes, somebody.heard_bytes);
         try testing.expect(std.mem.allEqual(u8, somebody.heard[16..48], 0));
     }
@@ -381,7 +383,7 @@ test "a peer that is not at its own address is found where its connection comes 
     for ([_]Somebody.Says{ .proof, .proof_of_another_key }) |says| {
         var finder: Finder = .{ .run_id = &test_run };
         defer finder.deinit();
-        const held: HeldPort = try .init(); // refuses
+        const held: HeldPort = try .init(); // the port refuses
         defer held.deinit();
         var somebody: Somebody = undefined;
         try somebody.start(says);
@@ -393,7 +395,7 @@ test "a peer that is not at its own address is found where its connection comes 
         try finder.start(&question, -1);
         const found = try wait(&finder);
         somebody.end();
-        // A peer that is not there hears why it is not at its own address.
+        // A peer that does not prove itself hears why it is not at the address that it names.
         if (says == .proof) try testing.expectEqualStrings(seen, found.answer.found) //
         else try testing.expectEqual(wire.Dialed.refused, found.answer.not_found);
         try testing.expectEqual(hello.hello_bytes, somebody.heard_bytes);
@@ -403,7 +405,7 @@ test "a peer that is not at its own address is found where its connection comes 
 test "a name is found where its connection comes from, without a dial, and told as a number" {
     var finder: Finder = .{ .run_id = &test_run };
     defer finder.deinit();
-    const held = try HeldPort.init(); // refuses
+    const held = try HeldPort.init(); // the port refuses
     defer held.deinit();
     var room: [64]u8 = undefined;
     const text = try std.fmt.bufPrint(&room, "localhost:{d}", .{held.at.port()});
@@ -427,7 +429,7 @@ test "a name that nobody knows, a port that refuses and this machine's own are n
     try somebody.start(.proof);
     const own = try somebody.text("127.0.0.1", &room);
     try testing.expectEqual(null, try found_at(&finder, own, "192.0.2.1:1"));
-    // Nobody has dialed it; this ends it.
+    // No search has dialed the program; this connection ends it.
     socket.close(try socket.connect_start(&somebody.held.at));
     somebody.end();
     try testing.expectEqual(0, somebody.heard_bytes);
@@ -438,11 +440,11 @@ test "there are at most four searches, two for one network, and the last for one
     defer finder.deinit();
     const held: HeldPort = try .init();
     defer held.deinit();
-    try held.listen(); // and never answers
+    try held.listen(); // but never answer
     var room: [64]u8 = undefined;
     const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
     const Case = struct { source: []const u8, has_place: bool };
-    // A host of IPv6 has as many addresses as it likes.
+    // A host of IPv6 has as many addresses as it likes, so its whole network counts.
     for ([_]Case{
         .{ .source = "[2001:db8:0:1::1]:1", .has_place = true },
         .{ .source = "[2001:db8:0:1::2]:1", .has_place = true },
@@ -463,7 +465,7 @@ test "a question that is answered as late is answered once, and has its place un
     var finder: Finder = .{ .run_id = &test_run };
     defer finder.deinit();
     const held: HeldPort = try .init();
-    try held.listen(); // and never answers
+    try held.listen(); // but never answer
     var room: [64]u8 = undefined;
     const text = try std.fmt.bufPrint(&room, "127.0.0.1:{d}", .{held.at.port()});
     try finder.start(&try question_of(7, text, "127.0.0.2:1"), -1);
@@ -471,7 +473,7 @@ test "a question that is answered as late is answered once, and has its place un
     try testing.expectEqual(7, late.number);
     try testing.expectEqual(wire.Dialed.no_answer_soon, late.answer.not_found);
     try testing.expect(finder.searches[Finder.searches_max - 1] != null);
-    held.deinit(); // which resets the connection
+    held.deinit(); // this resets the connection
     while (finder.searches[Finder.searches_max - 1] != null) {
         try testing.expect(finder.next(base.never - 1) == null);
         std.Thread.yield() catch {};

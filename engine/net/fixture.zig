@@ -11,8 +11,8 @@ const Fd = socket.Fd;
 
 extern "c" fn mkdtemp(template: [*:0]u8) ?[*:0]u8;
 
-/// An empty directory that ends with the test, in TMPDIR, or else in /tmp. Its path is absolute: a
-/// test program finds it from whatever directory it runs in.
+/// An empty directory for a test, which deletes it at the end. The directory is in TMPDIR, or else
+/// in /tmp, and its path is absolute, so that a test program finds it from any directory.
 pub const TestDir = struct {
     storage: [path_bytes_max]u8,
     path: [:0]const u8,
@@ -60,7 +60,7 @@ pub const Pair = struct {
 };
 
 /// A port of the loopback interface that is taken and refuses connections until it listens. A port
-/// that was found free and closed again may be somebody else's by the time it is dialed.
+/// that was found free and closed again may belong to another program by the time it is dialed.
 pub const HeldPort = struct {
     fd: Fd,
     at: address.Address,

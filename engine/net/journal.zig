@@ -2,19 +2,19 @@
 //! directory (it locks DIR/lock) and the files DIR/journal and DIR/decisions in it.
 //!
 //! JournalFile reads the journal whole at the start, appends to it and syncs it, and replaces it
-//! atomically. It cuts off the unfinished end that a crash leaves, and refuses a journal that does
-//! not check out, as protocol/journal.zig says; the records mean nothing else here. It follows no
-//! links and uses nothing that another user could have put there or can change (private.zig). Its
-//! calls wait for the disk.
+//! atomically. JournalFile cuts off the unfinished end that a crash leaves, and refuses a journal
+//! that does not check out (protocol/journal.zig); it does not interpret records further.
+//! JournalFile follows no links and uses no file that another user could have put there or can
+//! change (private.zig). Calls of JournalFile wait for the disk.
 //!
-//! LogFile appends to DIR/decisions and does not sync it: what was appended survives the process,
-//! and not the machine. Only the coordinator's thread writes to it, without the writer below.
+//! LogFile appends to DIR/decisions and does not sync it: appended bytes survive the process, but
+//! not the machine. Only the coordinator's thread writes to the log, without JournalWriter.
 //!
-//! JournalWriter calls them on a thread of its own, so that a disk that takes seconds holds up only
-//! those that must wait for it. Records that the coordinator gives it meanwhile are written
-//! together. Now and then it also looks whether the directory is still locked, because that asks
-//! the same disk. protocol/log.zig says who waits for which record. coordinator_engine.zig
-//! owns both.
+//! JournalWriter calls JournalFile on a thread of its own, so that a disk that takes seconds holds
+//! up only those peers that must wait for it. Records that the coordinator gives it meanwhile are
+//! written together. Once a second the thread also looks whether the directory is still locked,
+//! because that asks the same disk. protocol/log.zig decides who waits for which record.
+//! coordinator_engine.zig owns the file and the writer.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -38,12 +38,12 @@ const assert = std.debug.assert;
 
 // ---- what can go wrong
 
-/// The step at which the operating system refused, and its code.
+/// The step at which the operating system refused, and its error code.
 const Failure = struct {
     step: Step,
     code: c.E,
 
-    /// "writing the journal failed: no space is left on the disk (NOSPC)"
+    /// For example "writing the journal failed: no space is left on the disk (NOSPC)".
     pub fn format(failure: Failure, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const reason = reason_of(failure.code);
         try writer.print("{s} failed: {s} ({t})", .{ failure.step.text(), reason, failure.code });
@@ -99,12 +99,13 @@ fn reason_of(code: c.E) []const u8 {
 /// Why a journal could not be opened.
 pub const Trouble = union(enum) {
     system: Failure,
-    /// `offset` null: every record is whole, but together they make no sense.
+    /// The journal was refused at byte `offset`; null: every record is whole, but together they
+    /// make no sense.
     refused: struct { why: journal.Error, offset: ?usize },
     /// Another user could read or change the directory or a file in it, or has put it there.
     exposed: private.Exposure,
-    /// The coordinator is not where its peers would look for it (coordinator_engine.zig). The text
-    /// is where it is now.
+    /// The coordinator is not at the address where its peers would look for it
+    /// (coordinator_engine.zig). The text is the coordinator's address now.
     moved: base.Endpoint.Text,
 
     pub const Error = error{ JournalFailed, JournalInUse, JournalRefused, JournalExposed };
@@ -136,8 +137,8 @@ pub const Trouble = union(enum) {
         return error.JournalExposed;
     }
 
-    /// The error of a directory or file that could not be opened. A link is not followed, and is
-    /// refused as a link.
+    /// The error of a directory or file that could not be opened; it tells if there is a link,
+    /// which is not followed.
     fn fail_to_open(
         trouble: *Trouble,
         step: Step,
@@ -161,19 +162,21 @@ pub const Trouble = union(enum) {
 pub const JournalFile = struct {
     gpa: Allocator,
     directory: Fd,
-    /// Locked for as long as it is open.
+    /// The lock of the directory, held as long as the descriptor is open.
     guard: Guard,
-    /// -1 until the first `replace` of a new journal.
+    /// The open journal; -1 until the first `replace` of a new journal.
     file: Fd = -1,
-    /// The bytes read when it was opened, and how many are whole records; 0 if it is new.
+    /// The bytes of the journal when it was opened, and how many of them are whole records; 0 if it
+    /// is new.
     storage: []u8 = &.{},
     good_bytes: usize = 0,
-    /// The last failure. Until a `replace` succeeds the file is behind, and takes no more.
+    /// The last failure of writing. Until a `replace` succeeds, the file lacks records, and takes
+    /// no more.
     failure: ?Failure = null,
-    /// How long the file was when this one last wrote to it.
+    /// The size of the journal in bytes after the last write of this coordinator.
     size: u64 = 0,
-    /// Another coordinator has had the directory meanwhile: journal and log are that one's. Set by
-    /// the thread that uses this file, read by the coordinator's.
+    /// Another coordinator has had the directory meanwhile, so journal and log belong to that one.
+    /// Set by the thread that uses this file, read by the coordinator's thread.
     is_taken: std.atomic.Value(bool) = .init(false),
     log: LogFile,
 
@@ -182,7 +185,7 @@ pub const JournalFile = struct {
 
     pub const OpenError = error{OutOfMemory} || Trouble.Error;
 
-    /// `path` is a directory; it is made if its parent exists.
+    /// Opens the journal of the directory `path`, which is made if its parent exists.
     pub fn open(gpa: Allocator, path: [:0]const u8, trouble: *Trouble) OpenError!*JournalFile {
         const self = try gpa.create(JournalFile);
         errdefer gpa.destroy(self);
@@ -217,13 +220,13 @@ pub const JournalFile = struct {
         if (self.log.file >= 0) descriptor.close(self.log.file);
     }
 
-    /// The journal as it was when it was opened: whole records, the first of which are settings; or
-    /// nothing.
+    /// The content of the journal when it was opened: whole records, the first of which are
+    /// settings; or nothing.
     pub fn content(self: *const JournalFile) []const u8 {
         return self.storage[0..self.good_bytes];
     }
 
-    /// Called when the coordinator has taken in the content.
+    /// Frees the content, when the coordinator has taken it in.
     pub fn forget_content(self: *JournalFile) void {
         secret.allocator.free(self.storage);
         self.storage = &.{};
@@ -233,8 +236,8 @@ pub const JournalFile = struct {
 
     // ---- writing
 
-    /// Returns when the bytes are on the disk. After a failure nothing is appended, because what
-    /// follows an unfinished record could not be read back.
+    /// Appends records, and returns when they are on the disk. After a failure nothing is appended,
+    /// because records behind an unfinished one could not be read back.
     pub fn append(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         if (self.failure != null) return error.JournalFailed;
         assert(self.file >= 0); // a new journal begins with `replace`
@@ -245,12 +248,12 @@ pub const JournalFile = struct {
         try self.note(.sync, sync_data(self.file));
     }
 
-    /// A crash leaves the old content or the new. Heals a journal that has failed.
+    /// Replaces the whole journal. A crash leaves the old content or the new content. A replaced
+    /// journal takes records again after a failure.
     pub fn replace(self: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         try self.keep_lock();
         const new = try put_in_place(self.directory, name, bytes, .synced, &self.failure);
-        // The new file is what appends go to from here on; that its name is on the disk too comes
-        // last.
+        // Appends go to the new file from here on; the sync of its name to the disk comes last.
         if (self.file >= 0) descriptor.close(self.file);
         self.file = new;
         self.measure();
@@ -258,10 +261,10 @@ pub const JournalFile = struct {
         try self.note(.sync, sync_whole(self.directory));
     }
 
-    /// A lock that somebody has removed is made again: without it, a second coordinator would
-    /// believe that it is alone. If one has had the directory meanwhile, though it be gone, this
-    /// one never writes again: what it would put in the place of the journal has forgotten what
-    /// peers were told. Called now and then while the coordinator runs.
+    /// Makes a lock again that somebody has removed: without it, a second coordinator would believe
+    /// that it is alone. If a second coordinator has had the directory meanwhile, even if it has
+    /// ended, this coordinator never writes again: its journal would lack what the second one told
+    /// peers. The lock is checked before each write, and once a second.
     fn keep_lock(self: *JournalFile) error{JournalFailed}!void {
         if (self.is_taken.load(.monotonic)) return self.note(.lock, .AGAIN);
         var look: private.Look = undefined;
@@ -275,7 +278,7 @@ pub const JournalFile = struct {
             error.JournalInUse => self.give_up(),
             error.JournalFailed => self.note(trouble.system.step, trouble.system.code),
             error.JournalExposed => self.note(.lock, .PERM),
-            error.OutOfMemory, error.JournalRefused => unreachable, // it reads no journal
+            error.OutOfMemory, error.JournalRefused => unreachable, // no journal is read
         };
         if (!self.is_as_written()) {
             descriptor.close(again.fd);
@@ -294,11 +297,13 @@ pub const JournalFile = struct {
 
     fn measure(self: *JournalFile) void {
         var look: private.Look = undefined;
-        // Without an answer the size of before stays: the next loss of the lock ends the writing.
+        // If the size cannot be had, the size of before stays: the next loss of the lock ends the
+        // writing.
         if (private.look_at(self.file, &look) == .SUCCESS) self.size = look.size;
     }
 
-    /// The journal is the file that this one has written, and nobody has added to it.
+    /// Whether the journal is the file that this coordinator has written, and nobody has added to
+    /// it.
     fn is_as_written(self: *const JournalFile) bool {
         var named: private.Look = undefined;
         const code = private.look_at_name(self.directory, name.final, &named);
@@ -340,7 +345,8 @@ pub const JournalFile = struct {
         self.file = file;
     }
 
-    /// How many bytes are whole records; 0 if there is none, so that the file has to begin anew.
+    /// Returns how many bytes are whole records; 0 if there is no record, so that the file has to
+    /// begin anew.
     fn check(bytes: []const u8, trouble: *Trouble) Trouble.Error!usize {
         var replay: journal.Replay = .init(bytes);
         while (replay.next() catch |why| {
@@ -355,9 +361,9 @@ pub const JournalFile = struct {
 const LogFile = struct {
     gpa: Allocator,
     directory: Fd,
-    /// -1 before the first `replace`.
+    /// The open log; -1 before the first `replace`.
     file: Fd = -1,
-    /// The bytes that were read when it was opened.
+    /// The bytes of the log when it was opened.
     content: []u8 = &.{},
     failure: ?Failure = null,
 
@@ -367,7 +373,7 @@ const LogFile = struct {
         return check_step(.log, write_all(log_file.file, bytes), &log_file.failure);
     }
 
-    /// A process that ends meanwhile leaves the old content or the new.
+    /// Replaces the whole log. A process that ends meanwhile leaves the old content or the new.
     fn replace(log_file: *LogFile, bytes: []const u8) error{JournalFailed}!void {
         const directory = log_file.directory;
         const new = try put_in_place(directory, name, bytes, .written, &log_file.failure);
@@ -377,7 +383,7 @@ const LogFile = struct {
 
     fn read_back(log_file: *LogFile, trouble: *Trouble) JournalFile.OpenError!void {
         const file = try open_again(log_file.directory, name.final, trouble) orelse return;
-        defer descriptor.close(file); // the first `replace` makes it anew
+        defer descriptor.close(file); // the first `replace` makes a new file
         log_file.content = try log_file.gpa.alloc(u8, try size_of(file, trouble));
         errdefer log_file.forget_content();
         try trouble.check(.read, read_all(file, log_file.content));
@@ -391,10 +397,11 @@ const LogFile = struct {
 
 // ---- files of the directory
 
-/// The name of a file, and of the one that is written to take its place.
+/// The name of a file, and the name under which its replacement is written.
 const FileName = struct { final: [:0]const u8, new: [:0]const u8 };
 
-/// Returns the new file, which has the final name by then. On an error it is closed.
+/// Writes a new file and gives it the final name. Returns the new file, open; on an error the new
+/// file is closed.
 fn put_in_place(
     directory: Fd,
     name: FileName,
@@ -402,7 +409,8 @@ fn put_in_place(
     how: enum { written, synced },
     failure: *?Failure,
 ) error{JournalFailed}!Fd {
-    // A crash, or anybody else, may have left one there: it is made anew, never written through.
+    // A crash, or another user, may have left a file of this name: it is removed, never written
+    // through.
     const removed = result(c.unlinkat(directory, name.new, 0));
     if (removed != .NOENT) try check_step(.write, removed, failure);
     const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .EXCL = true, .APPEND = true };
@@ -410,7 +418,8 @@ fn put_in_place(
     try check_step(.write, result(new), failure);
     errdefer {
         descriptor.close(new);
-        // A full disk needs the room; without it the next attempt overwrites the file.
+        // A full disk needs the room; a file that cannot be removed now is removed by the next
+        // attempt.
         _ = c.unlinkat(directory, name.new, 0);
     }
     try check_step(.write, write_all(new, bytes), failure);
@@ -426,7 +435,7 @@ fn check_step(step: Step, code: c.E, failure: *?Failure) error{JournalFailed}!vo
     return error.JournalFailed;
 }
 
-/// Opens a file of a coordinator before this one; null if there is none.
+/// Opens a file that an earlier coordinator has left; null: there is none.
 fn open_again(directory: Fd, name: [:0]const u8, trouble: *Trouble) Trouble.Error!?Fd {
     const flags: c.O = .{ .ACCMODE = .RDWR, .APPEND = true, .NONBLOCK = true };
     const file = open_at(directory, name, flags);
@@ -451,7 +460,8 @@ fn size_of(file: Fd, trouble: *Trouble) Trouble.Error!usize {
     return @intCast(size);
 }
 
-/// A crash between writing and renaming leaves a file of ours, whose content does not matter.
+/// Checks that the file of an unfinished replacement, which a crash may leave, is private; the
+/// content of that file does not matter.
 fn inspect_unfinished(directory: Fd, name: FileName, trouble: *Trouble) Trouble.Error!void {
     var look: private.Look = undefined;
     return switch (private.look_at_name(directory, name.new, &look)) {
@@ -461,7 +471,7 @@ fn inspect_unfinished(directory: Fd, name: FileName, trouble: *Trouble) Trouble.
     };
 }
 
-/// The file that one coordinator at a time has locked.
+/// The lock file, which one coordinator at a time has locked.
 const Guard = struct {
     fd: Fd,
     look: private.Look,
@@ -478,14 +488,14 @@ const Guard = struct {
         };
     }
 
-    /// Opens the file that is there, or makes a new one.
+    /// Opens the lock file, or makes it.
     fn open_guard(directory: Fd, trouble: *Trouble) Trouble.Error!Fd {
         const name = JournalFile.guard_name;
         const flags: c.O = .{ .ACCMODE = .RDWR, .NONBLOCK = true };
         var new = flags;
         new.CREAT = true;
         new.EXCL = true;
-        // Two that begin at once: one makes it, and the other one finds it.
+        // If two coordinators begin at once, one makes the file, and the other one finds it.
         for (0..2) |_| {
             for ([_]c.O{ flags, new }, [_]c.E{ .NOENT, .EXIST }) |how, expected| {
                 const fd = open_at(directory, name, how);
@@ -505,8 +515,8 @@ const Guard = struct {
 
 // ---- the operating system
 
-/// Follows no link. A forked child closes the descriptors of the journal like sockets, so that it
-/// does not keep the lock of a parent that dies.
+/// Opens a file, but follows no link. A forked child closes the descriptors of the journal like
+/// sockets, so that it does not keep the lock of a parent that dies.
 fn open_at(directory: Fd, name: [:0]const u8, flags: c.O) Fd {
     var all = flags;
     all.CLOEXEC = true;
@@ -520,7 +530,7 @@ fn open_at(directory: Fd, name: [:0]const u8, flags: c.O) Fd {
 
 fn open_directory(given: [:0]const u8, trouble: *Trouble) Trouble.Error!Fd {
     var storage: [base.limits.path_bytes_max + 1]u8 = undefined;
-    // A slash behind the name of a link would follow it.
+    // A slash behind the name of a link would follow the link.
     const cut = std.mem.trimEnd(u8, given, "/");
     const path = if (cut.len == given.len or cut.len == 0) given else path: {
         @memcpy(storage[0..cut.len], cut);
@@ -560,7 +570,7 @@ fn write_all(fd: Fd, bytes: []const u8) c.E {
     return .SUCCESS;
 }
 
-/// Reads the whole file. Only the owner of the lock writes, so the file is as long as it was.
+/// Reads the whole file, whose size has not changed, because only the owner of the lock writes.
 fn read_all(fd: Fd, bytes: []u8) c.E {
     if (c.lseek(fd, 0, c.SEEK.SET) < 0) return result(@as(c_int, -1));
     var done: usize = 0;
@@ -586,7 +596,7 @@ fn sync_whole(fd: Fd) c.E {
     return until_done(if (builtin.os.tag.isDarwin()) full_sync else c.fsync, fd);
 }
 
-/// Darwin's fsync leaves bytes in the disk's cache.
+/// Syncs fully: Darwin's fsync leaves bytes in the disk's cache.
 fn full_sync(fd: c_int) callconv(.c) c_int {
     return if (c.fcntl(fd, c.F.FULLFSYNC) == 0) 0 else c.fsync(fd);
 }
@@ -606,42 +616,45 @@ fn result(value: anytype) c.E {
 
 pub const JournalWriter = struct {
     gpa: Allocator,
-    /// Used by the thread alone, from its start to its end.
+    /// The journal, which only the writer's thread uses while it runs, but for `log` and
+    /// `is_taken`.
     file: *JournalFile,
-    /// Made readable when there is something to `take`.
+    /// Wakes the coordinator's thread when there is something to `take`.
     waker: *Waker,
     disk: fault.Disk,
     thread: ?std.Thread = null,
-    /// Wakes the thread: records were given, or the end has come.
+    /// Wakes the writer's thread: records were given, or the end has come.
     work: lock.Signal = .{},
     lock: lock.FairLock = .{},
-    // The next three are under the lock.
+    // `lock` guards the next three fields.
     given: Given = .{},
     news: News = .{},
     stopping: bool = false,
-    // The next two are used by the coordinator alone.
+    // Only the coordinator's thread uses the next two fields.
     why_storage: [128]u8 = undefined,
     failure: ?Failure = null,
 
-    /// The bytes to be written next.
+    /// The bytes that the thread writes next.
     const Given = struct {
         bytes: std.ArrayList(u8) = .empty,
         /// `bytes` replace the whole journal instead of being appended.
         replaces: bool = false,
-        /// The number of the last record that was given; 0: none was.
+        /// The number of the last record that was given; 0: no record was given.
         number: u64 = 0,
     };
 
-    /// The numbers of the last records that were written, and that failed, since `take`; 0: none.
+    /// The numbers of the last records that were written, and that failed, since the last `take`;
+    /// 0: none.
     pub const News = struct {
         written: u64 = 0,
         failed: u64 = 0,
         failure: ?Failure = null,
     };
 
-    /// A group that waits for a record adds few more, so a slow disk alone does not fill this.
+    /// The most bytes that wait for the disk. A group that waits for a record adds few more, so a
+    /// slow disk alone does not fill this.
     const given_bytes_max = 16 * base.limits.MiB;
-    /// How often it looks whether the lock is still there.
+    /// How often the thread looks whether the lock is still there.
     const watch_ns = std.time.ns_per_s;
 
     /// The caller closes the file, after `destroy`.
@@ -656,12 +669,12 @@ pub const JournalWriter = struct {
         return writer;
     }
 
-    /// From here on only the thread uses the file.
+    /// Starts the writer's thread, which alone uses the file from then on.
     pub fn start(writer: *JournalWriter) thread.Error!void {
         writer.thread = try thread.spawn("pccl-journal", writer, run);
     }
 
-    /// Writes what it was given, then ends the thread.
+    /// Ends the thread, which first writes all that it was given.
     pub fn destroy(writer: *JournalWriter) void {
         if (writer.thread) |running| {
             writer.lock.lock();
@@ -703,8 +716,8 @@ pub const JournalWriter = struct {
         return writer.give(number, bytes, true);
     }
 
-    /// Written when it returns, by the thread that calls, which the disk holds up only where the
-    /// system has no memory left for what was written.
+    /// Appends a decision to the log, on the calling thread; it is written when this returns. The
+    /// disk holds the thread up only if the system has no memory left for written bytes.
     fn log_decision(context: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const writer: *JournalWriter = @ptrCast(@alignCast(context));
         const log_file = &writer.file.log;
@@ -743,7 +756,7 @@ pub const JournalWriter = struct {
         writer.work.set();
     }
 
-    /// Returns what has happened since the last call.
+    /// Returns which records were written and which failed since the last call.
     pub fn take(writer: *JournalWriter) News {
         writer.lock.lock();
         defer writer.lock.unlock();
@@ -757,7 +770,7 @@ pub const JournalWriter = struct {
         const failure = writer.failure orelse
             return "there was no memory for what was to be written";
         var out: std.Io.Writer = .fixed(&writer.why_storage);
-        out.print("{f}", .{failure}) catch {}; // cut
+        out.print("{f}", .{failure}) catch {}; // a long reason is cut
         return out.buffered();
     }
 
@@ -775,9 +788,10 @@ pub const JournalWriter = struct {
             writer.lock.unlock();
             defer given.bytes.deinit(secret.allocator);
             if (given.number > 0) writer.write(&given);
-            if (stopping) return; // nothing is given any more
+            if (stopping) return; // no record is given any more
             if (clock.now() < watch_at) continue;
-            // A journal that is not alone any more takes nothing more; the next record says so.
+            // If another coordinator has the directory, this journal takes no more records; the
+            // next record reports it.
             writer.file.keep_lock() catch {};
             watch_at = clock.after(watch_ns);
         }
@@ -801,8 +815,8 @@ pub const JournalWriter = struct {
         writer.waker.wake();
     }
 
-    /// Each record is on the disk before the next is written: only the last may be torn, and a disk
-    /// need not write in order (protocol/journal.zig).
+    /// Syncs each record to the disk before the next is written: a disk need not write in order,
+    /// and only the last record may be torn (protocol/journal.zig).
     fn append_each(file: *JournalFile, bytes: []const u8) error{JournalFailed}!void {
         var rest = bytes;
         while (rest.len > 0) {
@@ -842,14 +856,14 @@ const Bench = struct {
         return JournalFile.open(gpa_of_tests, bench.path, &bench.trouble);
     }
 
-    /// Puts a file in the place of the journal.
+    /// Replaces the journal by these bytes.
     fn plant(bench: *Bench, bytes: []const u8) !void {
         const file = try bench.open();
         defer file.close();
         try file.replace(bytes);
     }
 
-    /// Writes a file of the directory as no coordinator would.
+    /// Writes a file of the directory, as no coordinator does.
     fn plant_beside(bench: *Bench, name: []const u8, bytes: []const u8) !void {
         const flags: c.O = .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true };
         const file = open_at(c.AT.FDCWD, try bench.at(name), flags);
@@ -858,7 +872,7 @@ const Bench = struct {
         try testing.expectEqual(.SUCCESS, write_all(file, bytes));
     }
 
-    /// Valid until the next call.
+    /// The path of a file of the directory; valid until the next call.
     fn at(bench: *Bench, name: []const u8) ![:0]const u8 {
         return std.fmt.bufPrintZ(&bench.name_storage, "{s}/{s}", .{ bench.path, name });
     }
@@ -882,7 +896,7 @@ const Bench = struct {
     }
 };
 
-/// Settings, and starts of coordinators.
+/// Fills the image with settings, and with `starts` records of a coordinator that starts.
 fn sample(image: *journal.Image, starts: u32) !void {
     try image.begin_file(gpa_of_tests);
     try image.add(gpa_of_tests, .{ .settings = .{
@@ -933,7 +947,7 @@ test "a journal is found again as it was left, by the next that opens it and by 
         try Bench.expect_mode(try bench.at(JournalFile.name.final), 0o600);
     }
     try bench.expect_content(image.bytes());
-    // A file that a crash between writing and renaming leaves is of no account.
+    // The content of a file that a crash between writing and renaming leaves does not matter.
     try bench.plant_beside(JournalFile.name.new, "half of a");
     try bench.expect_content(image.bytes());
     try sample(&image, 2);
@@ -1018,7 +1032,7 @@ test "an unfinished end is cut off the file, so that appending goes on behind wh
         }
         try bench.expect_content(image.bytes());
     }
-    // A file that has not even settings loses all, and begins anew.
+    // A file without whole settings loses all its bytes, and begins anew.
     for ([_]usize{ 0, 5, journal.header_bytes, journal.header_bytes + 9 }) |size| {
         try bench.plant(image.bytes()[0..size]);
         try bench.expect_content("");
@@ -1045,7 +1059,7 @@ test "what does not check out is refused with the place, and left as it is" {
     try bench.plant_beside(JournalFile.name.final, "not a journal at all");
     try testing.expectError(error.JournalRefused, bench.open());
     try testing.expectEqual(error.NotAJournal, bench.trouble.refused.why);
-    // Whole records, and no settings before them, or twice.
+    // Whole records are refused if no settings come before them, or settings come twice.
     try image.begin_file(gpa_of_tests);
     try image.add(gpa_of_tests, .{ .start = .{ .incarnation = 1, .ended_epoch = 0 } });
     try bench.plant_beside(JournalFile.name.final, image.bytes());
@@ -1091,7 +1105,7 @@ test "after a failed write nothing more is appended, and replacing heals it" {
         file.file = bad;
         try testing.expectError(error.JournalFailed, file.append("record"));
         try testing.expectEqual(Failure{ .step = case.step, .code = case.code }, file.failure.?);
-        // Though it could be written to again.
+        // The journal stays failed, though it could be written to again.
         descriptor.close(bad);
         file.file = good;
         try testing.expectError(error.JournalFailed, file.append("record"));
@@ -1189,7 +1203,7 @@ test "what is not private is refused, and what a link leads to is left alone" {
     descriptor.close(written);
 
     try testing.expectEqual(0, c.mkdir(bench.path, 0o700));
-    const names = [_][:0]const u8{ "lock", "journal", "journal.new" }; // as they are opened
+    const names = [_][:0]const u8{ "lock", "journal", "journal.new" }; // in order of opening
     for (names) |name| {
         try testing.expectEqual(0, c.symlink(victim, try bench.at(name)));
         try testing.expectError(error.JournalExposed, bench.open());
@@ -1211,7 +1225,7 @@ test "what is not private is refused, and what a link leads to is left alone" {
     try testing.expectEqual(0, c.chmod(bench.path, 0o700));
     try bench.expect_content("");
 
-    // One that comes while it runs is replaced, not written through.
+    // A link that appears while the coordinator runs is replaced, not written through.
     const file = try bench.open();
     defer file.close();
     try testing.expectEqual(0, c.unlink(try bench.at("journal.new")));
@@ -1245,7 +1259,7 @@ test "a lock that is removed is made again, and one that another holds ends the 
     try testing.expectError(error.JournalFailed, file.append("record"));
     try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
     try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
-    // It goes, and the journal may hold what it has written.
+    // The other coordinator ends, and the journal may have its records.
     descriptor.close(other.fd);
     try testing.expectError(error.JournalFailed, file.replace(image.bytes()));
     try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
@@ -1273,12 +1287,12 @@ test "a journal that another coordinator has written is left alone, though that 
             else
                 try other.append(image.bytes()[first..]);
         }
-        // Both ways of writing, and looking at the lock in between.
+        // Appending, looking at the lock and replacing all fail.
         try testing.expectError(error.JournalFailed, file.append("record"));
         try testing.expectError(error.JournalFailed, file.keep_lock());
         try testing.expectError(error.JournalFailed, file.replace(image.bytes()[0..first]));
         try testing.expectEqual(Failure{ .step = .lock, .code = .AGAIN }, file.failure.?);
-        // It does not keep out whoever goes on with it, either.
+        // This coordinator does not keep out one that goes on with the journal, either.
         try bench.expect_content(image.bytes());
     }
 }
@@ -1313,7 +1327,7 @@ const Desk = struct {
         desk.file = try JournalFile.open(testing.allocator, desk.directory.path, &trouble);
     }
 
-    /// A writer that has written the settings, and perhaps failed afterwards.
+    /// A writer that has written the settings; `failure` is that of its file from then on.
     fn start(
         desk: *Desk,
         disk: fault.Disk,
@@ -1327,7 +1341,7 @@ const Desk = struct {
         return writer;
     }
 
-    /// The bytes of one more record, which is the last of the image from here on.
+    /// Adds a record to the image, and returns its bytes.
     fn add(desk: *Desk, incarnation: u32) ![]const u8 {
         const before = desk.image.bytes().len;
         try desk.image.add(testing.allocator, .{ .start = .{
@@ -1337,14 +1351,14 @@ const Desk = struct {
         return desk.image.bytes()[before..];
     }
 
-    /// Waits for news of the writer.
+    /// Waits for news from the writer.
     fn hear(desk: *Desk, writer: *JournalWriter) !JournalWriter.News {
         try testing.expect(socket.wait_for(desk.waker.read_fd, .read, 60_000));
         desk.waker.drain();
         return writer.take();
     }
 
-    /// Closes the journal and opens it again: it must be the image.
+    /// Closes the journal and opens it again: its content must be the image.
     fn expect_content(desk: *Desk) !void {
         desk.file.close();
         try desk.open();
@@ -1353,8 +1367,8 @@ const Desk = struct {
 };
 
 test "what is given while the disk takes its time is written together, and at the end at last" {
-    // The first write has not ended when the second is given, and that when the writer ends; how
-    // long the disk takes makes this likely and not more, and what must hold does so anyway.
+    // The first write has not ended when the second record is given, nor the second write when the
+    // writer ends. The delay of the disk makes this likely, not certain; the test holds anyway.
     var desk: Desk = undefined;
     try desk.init();
     defer desk.deinit();
@@ -1364,7 +1378,7 @@ test "what is given while the disk takes its time is written together, and at th
         const seam = writer.seam();
         try seam.append(1, try desk.add(1));
         try testing.expectEqual(1, (try desk.hear(writer)).written);
-        try testing.expectEqual(0, writer.take().written); // it was told
+        try testing.expectEqual(0, writer.take().written); // the first record was told before
         for (2..6) |number| try seam.append(number, try desk.add(@intCast(number)));
         var last: u64 = 0;
         while (last < 5) {
@@ -1381,7 +1395,7 @@ test "what is given while the disk takes its time is written together, and at th
 }
 
 test "what waits for the disk is replaced as a whole, grows behind that, and has a bound" {
-    // Method: the thread has not begun.
+    // The thread has not begun, so all records wait.
     var desk: Desk = undefined;
     try desk.init();
     defer desk.deinit();

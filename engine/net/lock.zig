@@ -1,7 +1,8 @@
-//! lock: what threads of one process need from each other here: a fair lock around a session, a
-//! signal that one thread sets and others wait for, a way for the user to end such a wait, and a
-//! mutex with its condition for a few instructions at a time. Futexes on Linux, pthread elsewhere.
-//! A thread that waits sleeps in the kernel. Used by peer_engine.zig, work.zig, worker.zig.
+//! lock: how threads of one process wait for each other: a fair lock around a session, a signal
+//! that one thread sets and others wait for, a way for the user to end such a wait, and a mutex
+//! with its condition for a few instructions at a time. Futexes on Linux, pthread elsewhere. A
+//! waiting thread sleeps in the kernel. These locks are used by peer_engine.zig, work.zig,
+//! worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -14,16 +15,16 @@ const assert = std.debug.assert;
 const Word = std.atomic.Value(u32);
 const on_linux = builtin.os.tag == .linux;
 
-/// First come, first served: an engine thread that takes the lock round after round cannot starve
-/// the thread of a user.
+/// A lock that serves threads in the order in which they come: an engine thread that takes the lock
+/// round after round cannot starve the thread of a user.
 pub const FairLock = struct {
     tickets: Word = .init(0),
     serving: Word = .init(0),
     sleep: Sleep = .{},
 
     pub fn lock(l: *FairLock) void {
-        // The order of this and the two operations in unlock() is total, so either unlock() sees
-        // the ticket and wakes, or the load below sees the turn.
+        // The order of this operation and the two in unlock() is total, so either unlock() sees the
+        // ticket and wakes this thread, or the load below sees its turn.
         const ticket = l.tickets.fetchAdd(1, .seq_cst);
         while (true) {
             const serving = l.serving.load(.seq_cst);
@@ -38,19 +39,20 @@ pub const FairLock = struct {
         if (l.tickets.load(.seq_cst) != next) l.sleep.wake(&l.serving, next);
     }
 
-    /// Whether another thread waits. The holder asks, and may then let it in with `pass`.
+    /// Whether another thread waits for the lock: its holder may then let that thread in with
+    /// `pass`.
     pub fn contended(l: *const FairLock) bool {
         return l.tickets.load(.monotonic) -% l.serving.load(.monotonic) > 1;
     }
 
-    /// Lets everybody who waits have a turn first.
+    /// Lets every thread that waits have a turn first.
     pub fn pass(l: *FairLock) void {
         l.unlock();
         l.lock();
     }
 };
 
-/// Set once by one thread, waited for by any number of others.
+/// A flag that one thread sets, and that any number of other threads wait for.
 pub const Signal = struct {
     state: Word = .init(0),
     sleep: Sleep = .{},
@@ -68,7 +70,7 @@ pub const Signal = struct {
         return signal.state.load(.acquire) == 1;
     }
 
-    /// False if `deadline` passed first.
+    /// Waits until the signal is set; false if `deadline` passed first.
     pub fn wait(signal: *Signal, deadline: base.Instant) bool {
         while (!signal.is_set()) {
             if (!signal.sleep.wait(&signal.state, 0, 0, deadline)) return signal.is_set();
@@ -77,13 +79,13 @@ pub const Signal = struct {
     }
 };
 
-/// A function of the user that a blocked thread of the user asks now and then. If it answers other
-/// than 0, the thread withdraws what it waits for.
+/// A function of the user that a blocked thread of the user asks now and then. If the function
+/// answers other than 0, the thread withdraws its call.
 pub const Interrupt = struct {
     function: ?*const fn (?*anyopaque) callconv(.c) c_int = null,
     context: ?*anyopaque = null,
 
-    /// How long a thread waits between two questions.
+    /// How long a thread waits between two calls of the function.
     const period_ns = 50 * std.time.ns_per_ms;
 
     pub fn asked(interrupt: Interrupt) bool {
@@ -91,13 +93,14 @@ pub const Interrupt = struct {
         return function(interrupt.context) != 0;
     }
 
-    /// When a thread that waits until `deadline` must ask next.
+    /// When a thread that waits until `deadline` must call the function next.
     pub fn next_look(interrupt: Interrupt, now: base.Instant, deadline: base.Instant) base.Instant {
         if (interrupt.function == null) return deadline;
         return @min(deadline, now + period_ns);
     }
 
-    /// Waits for the signal. False if `deadline` passed first.
+    /// Waits for the signal, and asks the user's function meanwhile; false if `deadline` passed
+    /// first.
     pub fn wait(
         interrupt: Interrupt,
         signal: *Signal,
@@ -112,19 +115,20 @@ pub const Interrupt = struct {
     }
 };
 
-/// Held for a few instructions. Whoever comes first gets it: it is not fair.
+/// A lock held for a few instructions, and not fair: any waiting thread may get it next.
 pub const Mutex = struct {
     state: Word = .init(free),
     sleep: Sleep = .{},
 
     const free = 0;
     const held = 1;
-    /// Held, and somebody may sleep.
+    /// The mutex is held, and another thread may sleep.
     const contended = 2;
 
     pub fn lock(m: *Mutex) void {
         if (m.state.cmpxchgStrong(free, held, .acquire, .monotonic) == null) return;
-        // A thread that has slept cannot know whether others still do, so it leaves `contended`.
+        // A thread that has slept cannot know whether other threads still sleep, so it leaves
+        // `contended`.
         while (m.state.swap(contended, .acquire) != free) {
             _ = m.sleep.wait(&m.state, contended, 0, base.never);
         }
@@ -135,14 +139,15 @@ pub const Mutex = struct {
     }
 };
 
-/// Waiting for something that threads change under a Mutex.
+/// Waits for changes that threads make under a Mutex.
 pub const Condition = struct {
-    /// Counts the changes.
+    /// The number of calls of `wake_one` and `wake_all`.
     changes: Word = .init(0),
     sleepers: Word = .init(0),
     sleep: Sleep = .{},
 
-    /// Called under the mutex, which is given back meanwhile. May return without a change.
+    /// Waits for a change, under the mutex, which is unlocked meanwhile; may return without a
+    /// change.
     pub fn wait(condition: *Condition, mutex: *Mutex) void {
         const seen = condition.changes.load(.seq_cst);
         _ = condition.sleepers.fetchAdd(1, .seq_cst);
@@ -152,8 +157,8 @@ pub const Condition = struct {
         mutex.lock();
     }
 
-    /// Called after a change, best when the mutex has been given back. A thread that saw the state
-    /// before the change is among the sleepers, and it either sees another count or is woken.
+    /// Wakes one sleeper after a change, best when the mutex has been unlocked. A thread that saw
+    /// the state before the change is among the sleepers: it either sees another count or is woken.
     pub fn wake_one(condition: *Condition) void {
         _ = condition.changes.fetchAdd(1, .seq_cst);
         if (condition.sleepers.load(.seq_cst) > 0) condition.sleep.wake_one(&condition.changes);
@@ -165,12 +170,13 @@ pub const Condition = struct {
     }
 };
 
-/// Sleeping on a word. A ticket says which sleepers a wake is for; a few others may wake as well.
+/// Sleeps on a word of memory. A ticket says which sleepers a wake is for; a few others may wake as
+/// well.
 const Sleep = if (on_linux) FutexSleep else PthreadSleep;
 
 const FutexSleep = struct {
-    /// Sleeps while `word` is `expected`; false once `deadline` has passed. May wake without a
-    /// cause.
+    /// Sleeps while `word` is `expected`; false once `deadline` has passed. The thread may wake
+    /// without a cause.
     fn wait(_: *FutexSleep, word: *Word, expected: u32, ticket: u32, deadline: base.Instant) bool {
         var until: linux.timespec = undefined;
         if (deadline != base.never) until = .{
@@ -229,7 +235,7 @@ const PthreadSleep = struct {
         }
         const left_ns = deadline -| clock.now();
         if (left_ns == 0) return false;
-        // A condition can only wait for the wall clock on every system; if that is set meanwhile,
+        // On every system a condition can wait by the wall clock; if that clock is set meanwhile,
         // the caller's loop looks at the monotonic clock again.
         var until: c.timespec = undefined;
         assert(c.clock_gettime(.REALTIME, &until) == 0);
@@ -276,7 +282,7 @@ test "the lock excludes, and every thread gets its turn" {
     shared.lock.lock();
     try std.testing.expect(!shared.lock.contended());
     for (&threads) |*thread| thread.* = try std.Thread.spawn(.{}, Shared.work, .{&shared});
-    // All wait from the beginning, most of them asleep: a lost wake hangs.
+    // All threads wait from the beginning, most of them asleep: a lost wake hangs.
     while (shared.lock.tickets.load(.seq_cst) < 1 + threads.len) std.Thread.yield() catch {};
     try std.testing.expect(shared.lock.contended());
     shared.lock.unlock();
@@ -362,7 +368,7 @@ test "a mutex that several threads sleep for wakes one after the other" {
             for (0..200) |_| {
                 _ = shared.come.fetchAdd(1, .seq_cst);
                 shared.mutex.lock();
-                // The others fall asleep meanwhile.
+                // The other threads fall asleep meanwhile.
                 for (0..3) |_| std.Thread.yield() catch {};
                 shared.mutex.unlock();
             }
@@ -379,7 +385,7 @@ test "a mutex that several threads sleep for wakes one after the other" {
 }
 
 test "sleeping with pthread wakes and times out like the futex" {
-    // The branch of other systems, run on this one too.
+    // Other systems sleep with pthread; the test runs that on this one too.
     const Shared = struct {
         sleep: PthreadSleep = .{},
         word: Word = .init(0),

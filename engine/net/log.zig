@@ -1,6 +1,6 @@
-//! log: the events of the library, kept until somebody asks for them (pccl_log_next). The library
-//! never prints. There is one queue per process; when nobody reads it, the oldest lines give way.
-//! The engines write to it.
+//! log: the events of the library, kept until the program asks for them (pccl_log_next). The
+//! library never prints. There is one queue per process; when the program reads no lines, the
+//! oldest are dropped. The engines write to the queue.
 
 const std = @import("std");
 const base = @import("base");
@@ -9,7 +9,7 @@ const assert = std.debug.assert;
 
 pub const Level = enum(u8) { debug = 0, info = 1, warning = 2, err = 3 };
 
-/// A longer line is cut.
+/// The most bytes of a line; a longer line is cut.
 pub const line_bytes_max = base.limits.log_line_bytes_max;
 const lines_max = 1024;
 
@@ -24,7 +24,7 @@ pub const Queue = struct {
     lines: [lines_max]Line = undefined,
     first: usize = 0,
     count: usize = 0,
-    /// Lines that gave way since the last take.
+    /// The number of lines dropped since the last take.
     lost: u64 = 0,
 
     pub fn put(queue: *Queue, level: Level, text: []const u8) void {
@@ -43,7 +43,8 @@ pub const Queue = struct {
 
     pub const Taken = struct { level: Level, text: []const u8 };
 
-    /// The oldest line; a gap is reported as a line of its own. Null if there is none.
+    /// Takes the oldest line. A gap is reported as a line of its own. Null means that there is no
+    /// line.
     pub fn take(queue: *Queue, text: *[line_bytes_max]u8) ?Taken {
         queue.lock.lock();
         defer queue.lock.unlock();
@@ -64,8 +65,8 @@ pub const Queue = struct {
 
 pub var process: Queue = .{};
 
-/// In a child of fork(): a thread that it does not have may have held the lock. Every step of put
-/// and take leaves the queue usable.
+/// Called in a child of fork(): a thread that the child does not have may have held the lock. Every
+/// step of put and take leaves the queue usable.
 pub fn forked() void {
     process.lock = .{};
 }
@@ -77,7 +78,7 @@ pub fn put(level: Level, text: []const u8) void {
 pub fn print(level: Level, comptime format: []const u8, arguments: anytype) void {
     var text: [line_bytes_max]u8 = undefined;
     var writer: std.Io.Writer = .fixed(&text);
-    // A line that does not fit is cut, like in put.
+    // A line that does not fit is cut, as in `put`.
     writer.print(format, arguments) catch assert(writer.end == text.len);
     put(level, writer.buffered());
 }

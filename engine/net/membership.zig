@@ -17,25 +17,25 @@ const Status = session.Status;
 pub const Membership = struct {
     engine: *PeerEngine,
     group: *session.Group,
-    /// Everything below is under the engine's lock.
-    /// The join or the admit that a thread waits for is over.
+    /// The engine's lock guards this field and all fields below. Set when the join or the admit
+    /// that a thread waits for is over.
     changed: lock.Signal = .{},
     joined: bool = false,
     left: bool = false,
-    /// Why this peer is no member, or not any more.
+    /// Why this peer is not a member, or no longer; null: no failure.
     failure: ?Failure = null,
-    /// A thread is in `admit`, perhaps not awake yet: another one would take its result away.
+    /// A thread is in `admit`, perhaps not awake yet: another thread would take its result away.
     in_admit: bool = false,
     admit_failure: ?Status = null,
-    /// The epoch that the user has seen.
+    /// The epoch that `admit` last told the user.
     epoch_seen: u64 = 0,
 
     pub const Failure = struct {
-        /// Null: the coordinator has refused the join.
+        /// The status of the failure; null: the coordinator has refused the join.
         status: ?Status,
         why_storage: [why_bytes_max]u8 = undefined,
         why_length: usize = 0,
-        /// The peers that had come, where they were too few for the group to begin.
+        /// The number of peers that had come, if they were too few for the group to begin.
         attendance: ?session.Group.Attendance = null,
 
         const why_bytes_max = 800;
@@ -55,11 +55,12 @@ pub const Membership = struct {
     // ---- joining and leaving
 
     pub const JoinOptions = struct {
-        /// 1 to limits.name_bytes_max bytes.
+        /// The name of the group, 1 to limits.name_bytes_max bytes.
         name: []const u8,
-        /// 0: the coordinator's default.
+        /// The number of peers with which the group begins; 0: the coordinator's default.
         initial_world_size: u32 = 0,
-        /// The group is made of these members of another one's epoch, in this order.
+        /// The members of another group's epoch that form this sub-group, in this order; null: no
+        /// sub-group.
         founders: ?Founders = null,
         deadline: Instant,
         interrupt: Interrupt = .{},
@@ -70,18 +71,18 @@ pub const Membership = struct {
         OutOfMemory,
         /// This process is in the group already.
         AlreadyJoined,
-        /// See session.user.FoundError.
+        /// The parent has no epoch yet (session.user.FoundError).
         NotReady,
         BadFounders,
         Closed,
         DeadlineExceeded,
         Interrupted,
-        /// See `failure`.
+        /// The failure that `join` fills in says why.
         Failed,
     };
 
-    /// Asks to join and waits until the lanes to all members are open. On an error nothing is
-    /// left of it, and `failure` says more about error.Failed.
+    /// Asks to join and waits until the lanes to all members are open. On an error of `join`
+    /// nothing is left of it, and `failure` says more about error.Failed.
     pub fn join(
         engine: *PeerEngine,
         options: JoinOptions,
@@ -130,8 +131,8 @@ pub const Membership = struct {
         return membership;
     }
 
-    /// Leaves; the others go on. The last communicator of the engine closes its connections too.
-    /// Idempotent.
+    /// Leaves the group; the other members go on. Leaving the engine's last group also closes its
+    /// connections. A second `leave` does nothing.
     pub fn leave(membership: *Membership) void {
         const engine = membership.engine;
         const last = last: {
@@ -148,7 +149,7 @@ pub const Membership = struct {
         if (last) engine.stop(.graceful);
     }
 
-    /// Leaves if that has not happened, and forgets the group. Its works are gone by now.
+    /// Leaves if this peer has not left, and frees the membership, whose works are gone by now.
     pub fn release(membership: *Membership) void {
         const gpa = membership.engine.gpa;
         membership.destroy();
@@ -181,7 +182,7 @@ pub const Membership = struct {
         Closed,
         /// Another thread is in admit() of this group.
         Busy,
-        /// Withdrawn; the safe point was not passed.
+        /// The user withdrew; the safe point was not passed.
         Interrupted,
     };
 
@@ -207,13 +208,13 @@ pub const Membership = struct {
                 .together => user.admit_together(s, now, membership.group, deadline),
             };
             begun catch |err| return switch (err) {
-                // Neither can be while it is joined and not left.
+                // error.Left and error.NotReady cannot come while the group is joined and not left.
                 error.Left, error.NotReady => error.Closed,
                 else => |other| other,
             };
             membership.in_admit = true;
         }
-        // The session keeps the deadline.
+        // The session ends the wait at the deadline.
         const waited = interrupt.wait(&membership.changed, base.never);
         const mode = engine.enter();
         defer engine.leave(mode);
@@ -242,7 +243,8 @@ pub const Membership = struct {
 
     // ---- looking
 
-    /// Why this peer is not a member any more although nobody here has left.
+    /// Why this peer is not a member any more although its user has not left; null: it is a member,
+    /// or its user has left.
     pub fn lost(membership: *Membership) ?Status {
         const engine = membership.engine;
         engine.lock.lock();
@@ -251,7 +253,8 @@ pub const Membership = struct {
         return if (membership.failure) |failure| failure.status else null;
     }
 
-    /// How many have come, as the coordinator has said last; null while enough have.
+    /// The number of peers that have come, as the coordinator has said last; null: enough have
+    /// come.
     pub fn attendance(membership: *Membership) ?session.Group.Attendance {
         const engine = membership.engine;
         engine.lock.lock();
@@ -259,14 +262,15 @@ pub const Membership = struct {
         return membership.group.attendance;
     }
 
-    /// The coordinator's words when it let this peer go, if it has.
+    /// The coordinator's reason for removing this peer; empty: this peer was not removed.
     pub fn why_removed(membership: *const Membership) []const u8 {
         return membership.group.why_removed();
     }
 
-    /// Members that have not come to a safe point that all pass together, or dials between this
-    /// peer and others that came to nothing lately, or else those who have not called `admit`: half
-    /// a sentence, or nothing.
+    /// Half a sentence that tells what a late join or safe point waits for: members that have not
+    /// come to a safe point that all pass together, else dials between this peer and others that
+    /// failed lately, else members that have not called `admit`. The text is empty if nothing of
+    /// this is known.
     pub fn why_late(membership: *const Membership, room: []u8) []const u8 {
         const engine = membership.engine;
         engine.lock.lock();
@@ -288,7 +292,7 @@ pub const Membership = struct {
         in_flight: u32,
         bytes_sent: u64,
         bytes_received: u64,
-        /// As `lost` answers.
+        /// Why this peer is not a member any more, as `lost` answers.
         lost: ?Status,
     };
 
@@ -312,7 +316,7 @@ pub const Membership = struct {
         };
     }
 
-    /// The name of a peer for people, as far as it is known; after leaving, too.
+    /// The name of a peer for people, as far as it is known, even after leaving.
     pub fn label(membership: *Membership, id: PeerId) base.Label {
         const engine = membership.engine;
         engine.lock.lock();
@@ -322,7 +326,7 @@ pub const Membership = struct {
 
     pub const List = enum { members, joined, left, not_entered };
 
-    /// Writes at most ids.len ids and returns how many there are; none after leaving.
+    /// Writes at most ids.len ids, and returns how many there are in all; 0 after leaving.
     pub fn list(membership: *Membership, which: List, ids: []PeerId) usize {
         const engine = membership.engine;
         engine.lock.lock();
@@ -350,7 +354,7 @@ pub const Membership = struct {
         return count;
     }
 
-    // ---- what the session tells, under the engine's lock
+    // ---- what the session tells this group, under the engine's lock
 
     pub fn of(group: *session.Group) ?*Membership {
         return if (group.user == 0) null else @ptrFromInt(group.user);

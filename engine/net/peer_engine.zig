@@ -3,14 +3,15 @@
 //! session.Session, which decides everything.
 //!
 //! A peer begins on the thread of its user, which listens, connects to the coordinator, names the
-//! address where others dial it, and waits until it is welcomed or refused. Then the engine's
+//! address where other peers dial it, and waits until it is welcomed or refused. Then the engine's
 //! thread holds the lock except while it waits for sockets, and lets waiting threads of the user
-//! pass between two turns of connections (Turn). Those enter() to talk to the session and leave()
-//! to wake the thread. Users wait in membership.zig, work.zig.
+//! pass between two turns of connections (Turn). A thread of the user calls enter() to talk to the
+//! session, and leave() to wake the engine's thread. Threads of the user wait in membership.zig,
+//! work.zig.
 //!
-//! The session calls the host functions under the lock and expects no call back
-//! (session/session.zig): the loop tells it later what went wrong. How a lane is dialed: dial.zig.
-//! Sockets in general: connection.zig. Threads that do a part of the work: worker.zig.
+//! The session calls the host functions under the lock, and no host function calls it back
+//! (session/session.zig): the loop tells the session later what went wrong. How a lane is dialed:
+//! dial.zig. Sockets in general: connection.zig. Threads that do a part of the work: worker.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -56,36 +57,37 @@ pub const PeerEngine = struct {
     /// The process that may use this engine: a forked child has the memory, but not the thread.
     pid: std.c.pid_t,
     state: State = .running,
-    /// The thread waits for sockets: whoever changes something for it wakes it.
+    /// The engine's thread waits for sockets: a thread that changes something for it wakes it.
     asleep: bool = false,
-    /// When a graceful end is given up.
+    /// When a graceful end stops waiting for the coordinator.
     farewell_deadline: Instant = base.never,
 
     control: ?*Connection = null,
-    /// Where the coordinator is dialed again, "host:port".
+    /// The address where the coordinator is dialed again, "host:port".
     coordinator_storage: [limits.address_bytes_max]u8 = undefined,
     coordinator_length: usize = 0,
-    /// There was no memory to dial the coordinator.
+    /// There was no memory to dial the coordinator; the next round tells the session.
     redial_failed: bool = false,
-    /// Connections that are being dialed.
+    /// The carriers whose dials are under way.
     dials: std.ArrayList(*Carrier) = .empty,
     fault: ?Fault,
     congestion: CongestionChoice,
     system: System,
-    /// When the first of the lanes that wait for their buckets may send again, or earlier.
+    /// When the first of the lanes that wait for their buckets (tcp.Pacer) may send again, or
+    /// earlier.
     paced_at: Instant = base.never,
-    /// For tests: see Behind.
+    /// For tests: how far messages to the coordinator fall behind.
     behind: if (builtin.is_test) Behind else void = if (builtin.is_test) .{} else {},
 
-    /// Handles that refer to the engine; the last one frees it.
+    /// The number of handles that refer to the engine; the last one frees it.
     references: std.atomic.Value(u32) = .init(1),
-    /// Groups that are joined and not left; the last one ends the thread.
+    /// The number of groups that are joined and not left; leaving the last one ends the thread.
     communicators: u32 = 0,
 
     const State = enum { running, farewell, stopped };
 
     pub const control_owner = Carrier.control_owner;
-    /// Turns before the poller is asked for news.
+    /// The number of turns before the poller is asked again.
     const turns_per_round = 64;
     const farewell_ns = std.time.ns_per_s;
     pub const Error = error{ OutOfMemory, ListenNameNotFound } || thread.Error || poller.Error ||
@@ -97,31 +99,34 @@ pub const PeerEngine = struct {
         peer_id: ?base.PeerId = null,
         /// The name of this peer for people.
         label: base.Label = .{},
-        /// Where other peers connect to. An empty host is every interface, port 0 is a free port.
-        /// Null: the interface that leads to the coordinator, or every interface if `advertise`
-        /// says that others come another way.
+        /// The address to listen on, where other peers connect to. An empty host is every
+        /// interface, port 0 is a free port. Null: the interface that leads to the coordinator, or
+        /// every interface if `advertise` says that other peers come another way.
         bind: ?address.Endpoint = null,
         /// The range to take the port from if `bind` names no port; null: any free port.
         ports: ?socket.PortRange = null,
-        /// Session.Options.reconnect_timeout_ns.
+        /// How long this peer tries to reach its coordinator again
+        /// (Session.Options.reconnect_timeout_ns).
         reconnect_timeout_ns: u64 = base.never,
         rates: session.Rates = .{},
         congestion: Congestion = .auto,
-        /// This peer takes part in probes of links.
+        /// Whether this peer takes part in probes of links.
         probes: bool = true,
         system: System = .{},
         /// The address that other peers dial, "host" or "host:port"; null: see `name_address`.
         advertise: ?[]const u8 = null,
-        /// The coordinator must have answered until then.
+        /// The deadline by which the coordinator must have answered the first greeting.
         connect_deadline: Instant,
         interrupt: lock.Interrupt = .{},
-        /// Threads that run jobs; 0: the threads of the engine and of the users run them.
+        /// The number of threads that run jobs; 0: the threads of the engine and of the users run
+        /// them.
         workers: u32 = 0,
         fault: ?Fault = null,
         backend: poller.Backend = .default,
     };
 
-    /// Listens, greets the coordinator and starts the thread. The caller holds one reference.
+    /// Listens, greets the coordinator and starts the thread. The caller of `create` holds one
+    /// reference.
     pub fn create(gpa: Allocator, options: Options) Error!*PeerEngine {
         const engine = try gpa.create(PeerEngine);
         errdefer gpa.destroy(engine);
@@ -178,7 +183,8 @@ pub const PeerEngine = struct {
         _ = engine.references.fetchAdd(1, .monotonic);
     }
 
-    /// The last one ends the thread, if it still runs, and frees everything.
+    /// Gives a reference back; giving the last one back ends the thread, if it still runs, and
+    /// frees the engine.
     pub fn unreference(engine: *PeerEngine) void {
         if (engine.references.fetchSub(1, .acq_rel) > 1) return;
         engine.stop(.abrupt);
@@ -188,13 +194,14 @@ pub const PeerEngine = struct {
     }
 
     pub const Manner = enum {
-        /// Messages to the coordinator that wait are sent first; for at most a second.
+        /// Sends the messages to the coordinator that wait, for at most a second.
         graceful,
-        /// Like a process that is killed.
+        /// Ends like a process that is killed.
         abrupt,
     };
 
-    /// Ends the thread and closes every connection. Calls in flight end. Idempotent.
+    /// Ends the thread and closes every connection, which ends calls in flight. A second `stop`
+    /// does nothing.
     pub fn stop(engine: *PeerEngine, manner: Manner) void {
         engine.lock.lock();
         const first = engine.state == .running;
@@ -207,12 +214,13 @@ pub const PeerEngine = struct {
         if (first) engine.thread.join();
     }
 
-    /// Under the lock, or where nobody else can stop it.
+    /// Whether the engine has ended, or is about to: asked under the lock, or where no other thread
+    /// can stop the engine.
     pub fn stopped(engine: *const PeerEngine) bool {
         return engine.state != .running;
     }
 
-    /// True in a child of fork(), where nothing but forgetting the handles makes sense.
+    /// True in a child of fork(), which can only forget its handles.
     pub fn forked(engine: *const PeerEngine) bool {
         return engine.pid != std.c.getpid();
     }
@@ -221,14 +229,14 @@ pub const PeerEngine = struct {
 
     pub const FloatMode = u64;
 
-    /// Takes the lock, in our floating-point mode: what is computed here must not depend on the
-    /// user's.
+    /// Takes the lock, and sets the floating-point mode of the library: results must not depend on
+    /// the user's mode.
     pub fn enter(engine: *PeerEngine) FloatMode {
         engine.lock.lock();
         return kernels.float_mode.standard();
     }
 
-    /// Gives the lock back; the thread looks at what has changed.
+    /// Gives the lock back, and wakes the engine's thread, which looks at what has changed.
     pub fn leave(engine: *PeerEngine, mode: FloatMode) void {
         if (engine.asleep) {
             engine.asleep = false;
@@ -237,13 +245,13 @@ pub const PeerEngine = struct {
         engine.leave_quietly(mode);
     }
 
-    /// Gives the lock back where nothing has changed that the thread must see.
+    /// Gives the lock back if nothing has changed that the engine's thread must see.
     pub fn leave_quietly(engine: *PeerEngine, mode: FloatMode) void {
         kernels.float_mode.restore(mode);
         engine.lock.unlock();
     }
 
-    // ---- the loop: what is rare in it is not inlined, so that the frame of a round stays small
+    // ---- the loop; rare functions are not inlined, so that the stack frame of a round stays small
 
     fn run(engine: *PeerEngine) void {
         engine.lock.lock();
@@ -255,7 +263,7 @@ pub const PeerEngine = struct {
         engine.dials = .empty;
         engine.control = null;
         engine.carriers_free();
-        engine.workers.stop(); // they may wake the poller
+        engine.workers.stop(); // workers may wake the poller, which ends next
         engine.connections.deinit();
         control.abandon(engine.session, clock.now());
     }
@@ -266,8 +274,8 @@ pub const PeerEngine = struct {
         const lanes_due = @min(engine.dials_deadline(), engine.paced_at);
         const due = @min(driver.next_deadline(engine.session), lanes_due, engine.farewell_deadline);
         const deadline = if (connections.has_turns()) 0 else due;
-        // Without memory for the table of poll() the wait sees the sockets of the last one, so
-        // they are kept.
+        // Without memory for a new table of poll(), the wait uses the sockets of the last table, so
+        // closed connections are not freed.
         if (connections.poller.prepare()) connections.bury() else |_| {}
         const works = engine.session.runner != null;
         const rests = deadline > 0 and (!works or engine.workers.rest());
@@ -300,28 +308,28 @@ pub const PeerEngine = struct {
             engine.tell_jobs(now);
             engine.send_control();
         }
-        // As at the coordinator: a stranger that has said something is heard before another takes
-        // its place.
+        // New connections are accepted last: a stranger that has said something is heard before
+        // another takes its place.
         var left: usize = Connections.accepts_per_round;
         while (connections.accept(&left)) |fd| engine.accepted(now, fd);
         if (now < driver.next_deadline(engine.session)) return;
-        // In case it had stopped for want of descriptors.
+        // Accepting may have stopped for want of descriptors; it begins again.
         connections.accepting = connections.listener >= 0;
         driver.tick(engine.session, now);
     }
 
-    /// Jobs that workers have run since the last time.
+    /// Tells the session of the jobs that workers have run since the last call.
     fn tell_jobs(engine: *PeerEngine, now: Instant) void {
         if (engine.session.runner == null) return;
         while (engine.workers.take()) |job| driver.job_done(engine.session, now, job);
     }
 
-    /// The coordinator has read our last words, or will not.
+    /// Whether the coordinator has read the last messages of this peer, or will not.
     fn farewell_said(engine: *PeerEngine) bool {
         const connection = engine.control orelse return true;
         if (clock.now() >= engine.farewell_deadline) return true;
-        // The coordinator closes its side when it has read everything; until then we stay. Nothing
-        // wakes this thread when the last words have left.
+        // The coordinator closes its side when it has read everything; until then the engine stays.
+        // No event wakes this thread when the last message has left.
         engine.send_control();
         if (engine.session.control.send_slice().len == 0) socket.end_sending(connection.fd);
         return false;
@@ -329,13 +337,14 @@ pub const PeerEngine = struct {
 
     // ---- the coordinator
 
-    /// All members wait for a vote, so it does not wait for the bytes of other lanes: what has been
-    /// said leaves after every turn, and within a long one. Not after every transfer: at 4 KiB the
-    /// coordinator would wake before the neighbour has its bytes, and a call take a fifth longer.
+    /// Sends waiting messages to the coordinator: after every turn, and within a long turn. All
+    /// members wait for a vote, so a vote does not wait for the bytes of lanes. Sending after every
+    /// transfer would be too often: at 4 KiB the coordinator would wake before the neighbour has
+    /// its bytes, and a call would take a fifth longer.
     fn send_control(engine: *PeerEngine) void {
         const connection = engine.control orelse return;
         connection.send_stream(&engine.connections, &engine.session.control) catch {
-            // All that the coordinator has said is heard first, and reading finds the end.
+            // Reading first hears what the coordinator has said, and then finds the end.
             connection.writable = false;
             connection.readable = true;
             connection.hangup = true;
@@ -488,12 +497,13 @@ pub const PeerEngine = struct {
         carrier.* = .{ .lane = lane, .state = .resolving };
         if (lane) |item| item.driver = @intFromPtr(carrier);
         engine.dials.appendAssumeCapacity(carrier);
-        // A failure is told in the next round: the session does not expect it from in here.
+        // The next round tells of a failure: the session expects no call from inside a host
+        // function.
         if (carrier.start(clock.now(), &engine.connections, to) == .failed) carrier.deadline = 0;
     }
 
-    /// Goes on with dials whose name was found, or whose address takes too long, and tells of those
-    /// that failed.
+    /// Goes on with dials whose name was found, or whose address takes too long, and tells the
+    /// session of dials that failed.
     noinline fn advance_dials(engine: *PeerEngine, now: Instant) void {
         var index: usize = 0;
         while (index < engine.dials.items.len) {
@@ -503,7 +513,7 @@ pub const PeerEngine = struct {
                 continue;
             }
             engine.dial_failed(now, carrier);
-            index = 0; // the session may have begun or ended others
+            index = 0; // the session may have begun or ended other dials
         }
     }
 
@@ -529,24 +539,24 @@ pub const PeerEngine = struct {
     }
 };
 
-/// How long the engine serves one connection before it looks at others. It holds its lock
-/// meanwhile, so a turn ends early where somebody waits for the lock.
+/// How long the engine serves one connection before it serves others. The engine holds its lock
+/// during a turn, which ends early if another thread waits for the lock.
 const Turn = struct {
     /// The engine's lock, which is held.
     lock: *const lock.FairLock,
     left: usize = bytes_max,
 
-    /// The bytes that a connection moves before the others get their turn.
+    /// The bytes that a connection moves before other connections get their turn.
     const bytes_max = 1024 * limits.KiB;
-    /// In a turn that moves more, messages to the coordinator are sent between.
+    /// A turn that moves more bytes than this sends messages to the coordinator in between.
     const told_bytes = 256 * limits.KiB;
 
     fn moved(turn: *Turn, count: usize) void {
         turn.left -|= count;
     }
 
-    /// A turn is not over before something has moved: users that ask for the lock all the time must
-    /// not stop the bytes.
+    /// Whether the turn is over. A turn is never over before a byte has moved, so that users that
+    /// ask for the lock all the time do not stop the bytes.
     fn is_over(turn: *const Turn) bool {
         return turn.left == 0 or (turn.left < bytes_max and turn.lock.contended());
     }
@@ -570,9 +580,9 @@ const Behind = struct {
 // ---- greeting the coordinator, on the thread of the user
 
 const GreetError = error{
-    /// Something accepts connections, but does not answer as a coordinator does.
+    /// The program at the address does not answer as a coordinator does.
     NotPccl,
-    /// Something accepts connections, but does not answer.
+    /// The program at the address accepts connections, but does not answer.
     NoAnswer,
     /// The coordinator closed the connection without an answer.
     Closed,
@@ -580,26 +590,25 @@ const GreetError = error{
     WrongRun,
     /// The coordinator has a peer of this id already.
     TurnedAway,
-    /// There was no room in the run until the deadline.
+    /// The run had no room for this peer until the deadline.
     RunFull,
-    /// The id was that of a member that might come back, until the deadline.
+    /// The id of this peer was that of a member that might come back, until the deadline.
     IdHeld,
 };
 
-/// How long something that accepted our connection may take to answer as a coordinator does.
+/// How long a coordinator that has accepted the connection may take to answer.
 const greeting_ns_max = limits.stranger_ns_max;
 const greeting_pause_ms_max = 400;
 
-/// Greets again until the deadline where the refusal may pass, as a closed port may open: a
-/// coordinator that closes without an answer may have too many strangers at its door, or be down
-/// behind a tunnel that is up; a coordinator that does not answer may be frozen; a full run may get
-/// room.
+/// Greets the coordinator again until the deadline if the refusal may pass, as a closed port may
+/// open. A coordinator that closes without an answer may have too many strangers, or be down behind
+/// a tunnel that is up; a coordinator that does not answer may be frozen; a full run may get room.
 fn greet_patiently(engine: *PeerEngine, options: PeerEngine.Options) PeerEngine.Error!void {
     var before: ?PeerEngine.Error = null;
     while (true) {
         return greet(engine, options) catch |err| {
             switch (err) {
-                // An attempt that the deadline has cut short says less than the one before.
+                // An attempt that the deadline has cut short tells less than the attempt before.
                 error.NoAnswer => if (clock.now() >= options.connect_deadline)
                     return before orelse err,
                 error.Closed, error.RunFull, error.IdHeld => {},
@@ -632,16 +641,17 @@ fn greet(engine: *PeerEngine, options: PeerEngine.Options) PeerEngine.Error!void
     engine.control = try engine.connections.add(fd, PeerEngine.control_owner);
 }
 
-/// Listens on a free port of the interface that leads to the coordinator: no other network is let
-/// in. If that is the loopback interface, though the token names another host (Debian's hosts file
-/// has 127.0.1.1 for this machine), peers come from elsewhere, so it listens on all interfaces.
+/// Listens on a free port of the interface that leads to the coordinator, so that no other network
+/// is let in. If the interface is the loopback, though the token names another host (Debian's hosts
+/// file has 127.0.1.1 for this machine), other peers come from elsewhere, so the engine listens on
+/// all interfaces.
 fn listen_beside(
     engine: *PeerEngine,
     fd: socket.Fd,
     options: PeerEngine.Options,
 ) PeerEngine.Error!void {
     var local = socket.local_address(fd) orelse return error.Closed;
-    // The port is in the same place in both.
+    // IPv4 and IPv6 addresses have the port in the same place.
     local.v4.port = 0;
     var to_bind: address.AddressList = .{ .count = 1 };
     to_bind.items[0] = local;
@@ -701,12 +711,12 @@ fn exchange_greetings(
         .version_mismatch => error.VersionMismatch,
         .full => error.RunFull,
         .held => error.IdHeld,
-        .welcome => unreachable, // then control_state is open
+        .welcome => unreachable, // a welcome makes control_state open
     };
 }
 
-/// Tells the session where others reach this peer: at the address that the user gives, else at the
-/// interface it listens on, else at the interface that leads to the coordinator.
+/// Tells the session where other peers reach this one: at the address that the user gives, else at
+/// the interface that the engine listens on, else at the interface that leads to the coordinator.
 fn name_address(
     engine: *PeerEngine,
     fd: socket.Fd,
@@ -724,7 +734,7 @@ fn name_address(
     try driver.set_address(engine.session, whole);
 }
 
-// ---- what the session asks for, and tells
+// ---- the host functions, which the session calls
 
 const host_vtable: session.Host.VTable = .{
     .dial = host_dial,
@@ -750,8 +760,8 @@ fn host_dial(context: *anyopaque, lane: *session.Lane, to: []const u8) void {
     lane.driver = 0;
     if (engine.state == .stopped) return;
     engine.begin_dial(lane, to) catch {
-        // Without memory for a socket this peer cannot keep its promises: it goes as if it
-        // were killed.
+        // Without memory for a socket this peer cannot keep its promises: it ends as if it were
+        // killed.
         log.put(.err, "out of memory for a connection to another peer");
         if (engine.control) |connection| socket.end_sending(connection.fd);
     };
@@ -792,7 +802,7 @@ fn host_lane_pace(context: *anyopaque, lane: *session.Lane, pace: session.Pace) 
     if (pace.control) |wanted| engine.congestion.change(fd, wanted, &carrier.before);
 }
 
-/// The carrier of a lane that has a socket; null: the lane has none.
+/// The carrier of a lane; null: the lane has no socket.
 fn carrier_of(engine: *PeerEngine, lane: *session.Lane) ?*Carrier {
     if (engine.state == .stopped or lane.driver == 0) return null;
     const carrier: *Carrier = @ptrFromInt(lane.driver);
@@ -804,13 +814,13 @@ fn host_control_dial(context: *anyopaque) void {
     if (engine.state != .running) return;
     const to = engine.coordinator_storage[0..engine.coordinator_length];
     engine.begin_dial(null, to) catch {
-        engine.redial_failed = true; // told in the next round
+        engine.redial_failed = true; // the next round tells the session
     };
 }
 
 fn host_control_close(context: *anyopaque) void {
     const engine = engine_of(context);
-    const connection = engine.control orelse return; // still being greeted
+    const connection = engine.control orelse return; // the coordinator is still being greeted
     engine.connections.close(connection);
     engine.control = null;
 }
@@ -841,12 +851,12 @@ fn host_fault_point(
     const engine = engine_of(context);
     const fault = engine.fault orelse return;
     if (!fault.matches(point, sequence, done, total)) return;
-    engine.fault = null; // once, if it is not the end
+    engine.fault = null; // a fault strikes once, if the process survives it
     fault.strike();
 }
 
 fn host_log(context: *anyopaque, level: session.LogLevel, message: []const u8) void {
-    // The effects of an end that the user asked for are no events.
+    // Once the user has asked for the end, its effects are not logged.
     if (engine_of(context).stopped()) return;
     log.put(@enumFromInt(@intFromEnum(level)), message);
 }

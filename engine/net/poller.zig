@@ -1,7 +1,7 @@
 //! poller: waits for many sockets at once, with epoll on Linux, and with poll() elsewhere and where
 //! a test asks for it. epoll reports readiness once per change, poll() as long as it lasts: an
-//! engine reads until there is nothing more, so both look the same to it. A Waker ends the wait: it
-//! is a descriptor that another thread makes readable. It also tells a program with an event loop
+//! engine reads until nothing is left, so both look the same to it. A Waker ends the wait: it is a
+//! descriptor that another thread makes readable. A Waker also tells a program with an event loop
 //! of its own that a work is finished (work.zig). The engines wait; socket.zig moves the bytes.
 
 const std = @import("std");
@@ -26,7 +26,7 @@ pub const Backend = enum {
 };
 
 pub const Event = struct {
-    /// The context that `add` was given.
+    /// The `context` that `add` was given for the socket.
     context: usize,
     readable: bool,
     writable: bool,
@@ -37,7 +37,7 @@ pub const Event = struct {
 pub const Error = error{ OutOfMemory, SystemLimit };
 
 /// `add`, `remove`, `want_write` and `prepare` are called under the lock of the engine; `wait`
-/// without it, by one thread; `wake` by anyone.
+/// without the lock, by one thread; `wake` by any thread.
 pub const Poller = struct {
     backend: Backend,
     waker: Waker,
@@ -45,15 +45,17 @@ pub const Poller = struct {
     poll: PollTable,
     found: *Found,
 
-    /// On the heap, because a poller is passed on by value, and stacks may be small.
+    /// Room for the events of a wait, on the heap: a poller is passed on by value, and stacks may
+    /// be small.
     const Found = struct {
         events: [events_max]Event,
-        /// The events as epoll fills them in.
+        /// The events as epoll writes them.
         raw: if (on_linux) [events_max]linux.epoll_event else void,
     };
 
-    /// A wait sees all that is ready at once, because strangers that have said something must be
-    /// heard before others take their places (coordinator_engine.zig: round).
+    /// The most events that a wait returns. A wait sees all that is ready at once, because
+    /// strangers that have said something must be heard before others take their places
+    /// (coordinator_engine.zig: round).
     const events_max = 2048;
     /// The context of the waker's own descriptor.
     const waker_context = 0;
@@ -77,7 +79,8 @@ pub const Poller = struct {
             if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
             poller.epoll_fd = descriptor.adopt(@intCast(result));
         }
-        // Not for writing: after a drain the waker takes bytes again, which would end a wait.
+        // The waker is not watched for writing: after a drain it takes bytes again, which would end
+        // a wait.
         try poller.add_for(poller.waker.read_fd, waker_context, .read);
         return poller;
     }
@@ -89,7 +92,7 @@ pub const Poller = struct {
         poller.poll.deinit();
     }
 
-    /// `context` comes back in events; it is not 0, which is taken.
+    /// Watches a socket. `context` comes back in its events; it must not be 0, the waker's context.
     pub fn add(poller: *Poller, fd: Fd, context: usize) Error!void {
         return poller.add_for(fd, context, .both);
     }
@@ -106,37 +109,40 @@ pub const Poller = struct {
         if (linux.errno(result) != .SUCCESS) return error.SystemLimit;
     }
 
-    /// Called before the descriptor is closed: a copy in a forked child would keep it in the set.
+    /// Stops watching a socket, before its descriptor is closed: a copy in a forked child would
+    /// keep the socket in the set.
     pub fn remove(poller: *Poller, fd: Fd) void {
         if (!on_linux or poller.backend == .poll) return poller.poll.remove(fd);
         _ = linux.epoll_ctl(poller.epoll_fd, linux.EPOLL.CTL_DEL, fd, null);
     }
 
-    /// Whether to report when the socket takes bytes again. epoll does so anyway, once per change.
+    /// Sets whether poll() reports when the socket takes bytes again. epoll reports it anyway, once
+    /// per change.
     pub fn want_write(poller: *Poller, fd: Fd, wanted: bool) void {
         if (!on_linux or poller.backend == .poll) poller.poll.want_write(fd, wanted);
     }
 
-    /// Whether to report what can be read. epoll does so anyway, once per change.
+    /// Sets whether poll() reports when the socket has bytes to read. epoll reports it anyway, once
+    /// per change.
     pub fn want_read(poller: *Poller, fd: Fd, wanted: bool) void {
         if (!on_linux or poller.backend == .poll) poller.poll.want_read(fd, wanted);
     }
 
-    /// A change after this is seen by the wait after the next. Whoever changes something in between
-    /// calls `wake`.
+    /// Fixes the sockets that the next wait watches. A change after `prepare` is seen by the wait
+    /// after the next. A thread that changes something in between calls `wake`.
     pub fn prepare(poller: *Poller) Error!void {
         if (!on_linux or poller.backend == .poll) try poller.poll.prepare();
     }
 
-    /// Blocks until something happens or `deadline` comes; 0 only looks. The slice is valid until
-    /// the next wait.
+    /// Blocks until something happens or `deadline` comes; the deadline 0 only looks. The slice is
+    /// valid until the next wait.
     pub fn wait(poller: *Poller, deadline: base.Instant) []const Event {
         const timeout_ms = milliseconds_until(deadline);
         const count = if (on_linux and poller.backend == .epoll)
             poller.wait_epoll(timeout_ms)
         else
             poller.poll.wait(timeout_ms, &poller.found.events);
-        // The waker's own event has done its work by ending the wait.
+        // The waker's own event is left out: it has done its work by ending the wait.
         var kept: usize = 0;
         for (poller.found.events[0..count]) |event| {
             if (event.context == waker_context) {
@@ -149,14 +155,15 @@ pub const Poller = struct {
         return poller.found.events[0..kept];
     }
 
-    /// Sleeps for `ns`, unless `wake` ends it. The next wait finds at once all that arrived.
+    /// Sleeps for `ns` nanoseconds, unless `wake` ends the sleep. The next wait finds at once all
+    /// that arrived.
     pub fn gather(poller: *const Poller, ns: u64) void {
         if (!on_linux) return; // poll() counts in milliseconds, which is too long
         assert(ns < std.time.ns_per_s);
         const waker = poller.waker.read_fd;
         var entries = [_]linux.pollfd{.{ .fd = waker, .events = linux.POLL.IN, .revents = 0 }};
         var timeout: linux.timespec = .{ .sec = 0, .nsec = @intCast(ns) };
-        _ = linux.ppoll(&entries, entries.len, &timeout, null); // a signal ends it sooner
+        _ = linux.ppoll(&entries, entries.len, &timeout, null); // a signal ends the sleep sooner
     }
 
     pub fn wake(poller: *Poller) void {
@@ -181,7 +188,8 @@ pub const Poller = struct {
     }
 };
 
-/// Rounded up: a wait that ends just before the deadline would run the loop for nothing.
+/// The time until a deadline, rounded up: a wait that ends just before the deadline would run the
+/// loop for nothing.
 fn milliseconds_until(deadline: base.Instant) c_int {
     if (deadline == 0) return 0;
     const left_ns = @min(deadline -| clock.now(), std.time.ns_per_hour);
@@ -191,13 +199,13 @@ fn milliseconds_until(deadline: base.Instant) c_int {
 /// The sockets of the poll() backend.
 const PollTable = struct {
     gpa: Allocator,
-    /// The sockets to be watched; under the lock.
+    /// The sockets to be watched; the engine's lock guards the list.
     entries: std.ArrayList(Entry) = .empty,
     /// The sockets being watched; used by the waiting thread.
     waiting: std.ArrayList(c.pollfd) = .empty,
     contexts: std.ArrayList(usize) = .empty,
-    /// The last scan for events ended here. The next goes on from here, so that the first sockets
-    /// do not starve the last.
+    /// The index at which the last scan for events ended. The next scan goes on from there, so that
+    /// the first sockets do not starve the last.
     next: usize = 0,
 
     const Entry = struct { fd: Fd, context: usize, read: bool = true, write: bool };
@@ -208,7 +216,8 @@ const PollTable = struct {
         table.contexts.deinit(table.gpa);
     }
 
-    /// A new connection is watched for writing too: that is how it says that it is open.
+    /// Adds a socket. A new connection is watched for writing too: that is how it tells that it is
+    /// open.
     fn add(table: *PollTable, fd: Fd, context: usize, writes: bool) Allocator.Error!void {
         try table.entries.append(table.gpa, .{ .fd = fd, .context = context, .write = writes });
     }
@@ -240,8 +249,8 @@ const PollTable = struct {
             const write: i16 = if (entry.write) c.POLL.OUT else 0;
             const read: i16 = if (entry.read) c.POLL.IN else 0;
             const events = read | write;
-            // The end of a connection is told whether or not anybody asks, and for as long as it
-            // lasts: one of which nothing is wanted is left out.
+            // poll() reports the end of a connection whether or not anything is asked, and as long
+            // as it lasts: a socket of which nothing is wanted is left out.
             const fd = if (events == 0) -1 else entry.fd;
             table.waiting.items[index] = .{ .fd = fd, .events = events, .revents = 0 };
             table.contexts.items[index] = entry.context;
@@ -257,7 +266,8 @@ const PollTable = struct {
             table.next = (table.next + 1) % waiting.len;
             const flags = waiting[table.next].revents;
             if (flags == 0) continue;
-            // A socket closed by another thread since `prepare` shows up as NVAL: nobody's event.
+            // A socket that another thread has closed since `prepare` is reported as NVAL; its
+            // connection ignores the event.
             const hangup = flags & (c.POLL.HUP | c.POLL.ERR | c.POLL.NVAL) != 0;
             events[count] = .{
                 .context = table.contexts.items[table.next],
@@ -288,7 +298,7 @@ pub const Waker = struct {
         return pipe();
     }
 
-    /// Called under `hold_forks`.
+    /// Makes a waker from a pipe, under `hold_forks`.
     fn pipe() error{SystemLimit}!Waker {
         var fds: [2]Fd = undefined;
         if (c.pipe(&fds) != 0) return error.SystemLimit;
@@ -308,7 +318,7 @@ pub const Waker = struct {
 
     /// Makes the descriptor readable until `drain`.
     pub fn wake(waker: *Waker) void {
-        // A full pipe or counter wakes as well.
+        // If the pipe or the counter is full, the descriptor is readable already.
         const one: u64 = 1;
         _ = c.write(waker.write_fd, std.mem.asBytes(&one), @sizeOf(u64));
     }
@@ -329,14 +339,14 @@ fn test_backend(backend: Backend) !void {
     defer for (fds) |fd| socket.close(fd);
     try poller.add(fds[0], 7);
 
-    // Writable at once, and no more than that.
+    // The socket is writable at once, and nothing else.
     try poller.prepare();
     var events = poller.wait(base.never);
     try std.testing.expectEqual(1, events.len);
     try std.testing.expect(events[0].writable and !events[0].readable and !events[0].hangup);
     poller.want_write(fds[0], false);
 
-    // News do not end the time in which more may gather; a wake does, and is seen.
+    // Events do not end `gather`; a wake ends it, and the next wait as well.
     if (on_linux) {
         const until = clock.after(3 * std.time.ns_per_ms);
         poller.gather(3 * std.time.ns_per_ms);
@@ -355,7 +365,7 @@ fn test_backend(backend: Backend) !void {
     try std.testing.expectEqual(0, poller.wait(deadline).len);
     try std.testing.expect(clock.now() >= deadline);
 
-    // A wake ends it, once.
+    // A wake ends one wait.
     poller.wake();
     try poller.prepare();
     try std.testing.expectEqual(0, poller.wait(base.never).len);
@@ -397,7 +407,7 @@ test "what is not to be read is not reported by poll, until it is" {
         try poller.prepare();
         try std.testing.expectEqual(@intFromBool(wanted), poller.wait(0).len);
     }
-    // Nor does its end wake a loop again and again that cannot read up to it yet.
+    // The end of a connection that cannot be read yet does not wake the loop again and again.
     _ = c.shutdown(fds[0], c.SHUT.RDWR);
     for ([_]bool{ false, true }) |wanted| {
         poller.want_read(fds[0], wanted);
@@ -429,12 +439,12 @@ fn test_waker(made: Waker) !void {
     for ([_]Fd{ waker.read_fd, waker.write_fd }) |fd| {
         try std.testing.expectEqual(c.FD_CLOEXEC, c.fcntl(fd, c.F.GETFD));
     }
-    waker.drain(); // nothing is there, and it does not block
+    waker.drain(); // an empty waker does not block
     for (0..2) |_| {
         try std.testing.expect(!socket.wait_for(waker.read_fd, .read, 0));
         waker.wake();
         waker.wake();
-        // It stays readable as long as nobody drains it.
+        // The waker stays readable until it is drained.
         for (0..2) |_| try std.testing.expect(socket.wait_for(waker.read_fd, .read, 0));
         waker.drain();
     }
@@ -445,7 +455,7 @@ test "a waker is readable from the wake to the drain" {
 }
 
 test "a pipe wakes like an eventfd" {
-    // The branch of other systems, run on this one too.
+    // Other systems use the pipe; the test runs it on this one too.
     descriptor.hold_forks();
     const made = Waker.pipe();
     descriptor.allow_forks();

@@ -1,7 +1,8 @@
 //! private: whether a directory or a file belongs to this user alone: it has the right kind, its
-//! owner is this user, nobody else may do anything with it, and it has no second name. It names the
-//! fault and the cure, and mends nothing. A caller must open the file without following links, and
-//! check the open file: its name may lead elsewhere by then. Used by journal.zig.
+//! owner is this user, no other user may do anything with it, and it has no second name. An
+//! Exposure tells the fault and the cure; nothing is mended here. A caller must open the file
+//! without following links, and check the open file: its name may lead elsewhere by then. Used by
+//! journal.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -10,7 +11,7 @@ const linux = std.os.linux;
 
 pub const Kind = enum { directory, file };
 
-/// The file system's account of it.
+/// The properties that the file system tells of a directory or file.
 pub const Look = struct {
     kind: enum { directory, file, link, other },
     owner: u32,
@@ -49,7 +50,7 @@ pub const Look = struct {
     }
 };
 
-/// Why something is not used.
+/// Why a directory or file is not used.
 pub const Exposure = struct {
     what: What,
     kind: Kind,
@@ -59,20 +60,21 @@ pub const Exposure = struct {
 
     const What = enum { link, other_kind, foreign, open, linked };
 
-    /// The sentence about it; `directory` is its path.
+    /// The sentence about the exposure; `directory` is the path of the directory.
     pub fn told(exposure: Exposure, directory: []const u8) Told {
         return .{ .exposure = exposure, .directory = directory };
     }
 };
 
-/// In such a directory many users have files, and each can remove only its own.
+/// The mode bit of a directory in which many users have files, and each can remove only its own.
 const sticky = 0o1000;
 
 pub const Told = struct {
     exposure: Exposure,
     directory: []const u8,
 
-    /// "/state is not private: other users may use it (owner 0, mode 0777): chmod 700 /state"
+    /// For example "/state is not private: other users may use it (owner 0, mode 0777): chmod 700
+    /// /state".
     pub fn format(told: Told, writer: *std.Io.Writer) std.Io.Writer.Error!void {
         const exposure = told.exposure;
         try told.path(writer);
@@ -92,7 +94,7 @@ pub const Told = struct {
         const look = exposure.look;
         try writer.print(" (owner {d}, mode {o:0>4}): ", .{ look.owner, look.mode });
         if (exposure.kind == .directory and look.kind == .directory) {
-            // Such as /tmp: whoever closes it to others harms them.
+            // In a directory such as /tmp, a user who closes it to others harms them.
             if (look.mode & sticky != 0) return told.below(writer);
             if (exposure.what == .foreign) return writer.writeAll(
                 "run this as its owner, or take a directory of this user's own, of mode 0700",
@@ -129,7 +131,7 @@ pub const Told = struct {
     }
 };
 
-/// Null if nothing is wrong with it.
+/// Why a directory or file is not private; null: it is private.
 pub fn judge(kind: Kind, name: []const u8, look: Look) ?Exposure {
     const what = wrong(kind, look) orelse return null;
     return .{ .what = what, .kind = kind, .name = name, .look = look };
@@ -143,27 +145,28 @@ fn wrong(kind: Kind, look: Look) ?Exposure.What {
     }
     if (look.owner != c.geteuid()) return .foreign;
     if (look.mode & 0o077 != 0) return .open;
-    // A directory has as many names as it has directories.
+    // A directory has one more name in each of its subdirectories.
     if (kind == .file and look.links != 1) return .linked;
     return null;
 }
 
-/// At what is open.
+/// Looks at an open file or directory.
 pub fn look_at(fd: c.fd_t, into: *Look) c.E {
     if (builtin.os.tag == .linux) return statx(fd, "", linux.AT.EMPTY_PATH, into);
     var found: c.Stat = undefined;
     return taken(c.fstat(fd, &found), &found, into);
 }
 
-/// At what has this name; a link is looked at itself.
+/// Looks at the file or directory of this name; a link is looked at itself.
 pub fn look_at_name(directory: c.fd_t, name: [:0]const u8, into: *Look) c.E {
     if (builtin.os.tag == .linux) return statx(directory, name, linux.AT.SYMLINK_NOFOLLOW, into);
     var found: c.Stat = undefined;
     return taken(c.fstatat(directory, name, &found, c.AT.SYMLINK_NOFOLLOW), &found, into);
 }
 
-/// The C library of older systems has no fstat that a program can be linked to. An old kernel has
-/// no statx, and a filter of system calls that is older than statx forbids it.
+/// Asks statx, or else fstatat. The C library of older systems has no fstat that a program can be
+/// linked to. An old kernel has no statx, and a filter of system calls that is older than statx
+/// forbids it.
 fn statx(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
     const code = statx_alone(fd, name, flags, into);
     return if (code == .NOSYS or code == .PERM) fstatat(fd, name, flags, into) else code;
@@ -186,7 +189,7 @@ fn statx_alone(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
     return .SUCCESS;
 }
 
-/// The system call's account of a file, as far as it is looked at: include/uapi/asm/stat.h.
+/// The struct in which the kernel tells of a file: include/uapi/asm/stat.h.
 const KernelStat = switch (builtin.cpu.arch) {
     .x86_64 => extern struct {
         dev: u64,
@@ -226,7 +229,7 @@ fn fstatat(fd: c.fd_t, name: [:0]const u8, flags: u32, into: *Look) c.E {
         flags,
     ));
     if (code != .SUCCESS) return @enumFromInt(@intFromEnum(code));
-    // As statx tells the two parts of it.
+    // Splits the device number into its two parts, as statx does.
     const major = (found.dev >> 8 & 0xfff) | (found.dev >> 32 & 0xffff_f000);
     const minor = (found.dev & 0xff) | (found.dev >> 12 & 0xffff_ff00);
     const device = major << 32 | minor;

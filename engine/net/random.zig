@@ -8,14 +8,15 @@ const linux = std.os.linux;
 
 pub fn fill(bytes: []u8) void {
     if (builtin.os.tag != .linux) return c.arc4random_buf(bytes.ptr, bytes.len);
-    // The system call itself: the libc we link against may be older than its wrapper.
+    // Uses the system call itself: the libc that the library is linked with may be older than its
+    // wrapper.
     var done: usize = 0;
     while (done < bytes.len) {
         const result = linux.getrandom(bytes.ptr + done, bytes.len - done, 0);
         switch (linux.errno(result)) {
             .SUCCESS => done += result,
             .INTR => {},
-            // Every supported kernel has it.
+            // Every supported kernel has getrandom.
             else => |code| std.debug.panic("getrandom: {t}", .{code}),
         }
     }

@@ -1,7 +1,7 @@
-//! net: the only code that talks to the operating system: sockets, threads, clocks, signals. It
+//! net: the only code that talks to the operating system: sockets, threads, clocks, signals. net
 //! drives the sans-I/O layers: session.Session in a peer (peer_engine.zig), protocol.Coordinator
-//! (coordinator_engine.zig). It decides nothing about membership or data. Next: abi/root.zig, the
-//! C interface on top.
+//! (coordinator_engine.zig). This layer decides nothing about membership or data. Next:
+//! abi/root.zig, the C interface on top.
 
 pub const address = @import("address.zig");
 pub const clock = @import("clock.zig");

@@ -1,15 +1,15 @@
-//! secret: memory for the secret that must not leave the process: the run id, which a token
-//! carries. It is on pages of its own, which no core file has, and it is zeroed before it is given
-//! back. It is for the few copies that live long; bytes that pass through a socket's queue, and the
-//! caller's own copy, are elsewhere. A function that reads or makes a token leaves copies in the
-//! frames of what it has called, and `clear_stack` zeroes these.
+//! secret: memory for the run id, which a token carries and which must not leave the process. This
+//! memory has pages of its own, which no core file has, and is zeroed before it is given back. The
+//! few copies of the run id that live long are here; bytes that pass through a socket's queue, and
+//! the caller's own copy, are elsewhere. A function that reads or makes a token leaves copies in
+//! the stack frames of the functions that it has called; `clear_stack` zeroes these.
 
 const std = @import("std");
 const builtin = @import("builtin");
 const linux = std.os.linux;
 const Alignment = std.mem.Alignment;
 
-/// Each allocation takes whole pages.
+/// Each allocation takes whole pages, which no core file has.
 pub const allocator: std.mem.Allocator = .{
     .ptr = undefined,
     .vtable = &.{
@@ -26,7 +26,7 @@ fn alloc(_: *anyopaque, len: usize, alignment: Alignment, at: usize) ?[*]u8 {
     const bytes = pages.rawAlloc(len, alignment, at) orelse return null;
     if (builtin.os.tag != .linux) return bytes;
     const whole = std.mem.alignForward(usize, len, std.heap.pageSize());
-    // A kernel that cannot leave it out (before 3.4) is no reason to do without it.
+    // A kernel before 3.4 cannot leave these pages out of core files; they are used all the same.
     _ = linux.madvise(bytes, whole, linux.MADV.DONTDUMP);
     return bytes;
 }
@@ -36,10 +36,10 @@ fn free(_: *anyopaque, bytes: []u8, alignment: Alignment, at: usize) void {
     pages.rawFree(bytes, alignment, at);
 }
 
-/// Frames below a function of the C ABI that gets or gives a token have fewer bytes than this.
+/// The frames below a function of the C ABI that gets or gives a token have fewer bytes than this.
 const stack_bytes = 32 * 1024;
 
-/// Zeroes the stack below the caller's frame, where functions that have returned had theirs.
+/// Zeroes the stack below the caller's frame, where functions that have returned had their frames.
 pub noinline fn clear_stack() void {
     var below: [stack_bytes]u8 = undefined;
     std.crypto.secureZero(u8, &below);
@@ -60,7 +60,7 @@ test "what functions that have returned left on the stack is zeroed" {
     const left: *const volatile [1024]u8 = @ptrFromInt(at);
     var zeros: usize = 0;
     for (left) |*byte| zeros += @intFromBool(byte.* == 0);
-    try testing.expect(zeros > 900); // the frames of this loop may be there, and nothing else
+    try testing.expect(zeros > 900); // only the frames of this loop may be left
 }
 
 test "what is secret is in no core file, and what is not is" {
@@ -77,7 +77,7 @@ test "what is secret is in no core file, and what is not is" {
     try testing.expect(!try is_left_out(&open[0]));
 }
 
-/// Whether a core file lacks it, for tests: the kernel's account, proc_pid_smaps(5), "dd".
+/// For tests: whether a core file lacks this byte, by the flag "dd" of proc_pid_smaps(5).
 pub fn is_left_out(byte: *const u8) !bool {
     const gpa = testing.allocator;
     const path = "/proc/self/smaps";

@@ -1,7 +1,7 @@
-//! SharedState: a shared state as a user's threads see it: they hash it, sync it with the others
-//! and close it, perhaps at the same time. The thread of the caller and a few helpers hash, and
-//! write at a commit, never under the engine's lock. The sync itself: session/sync.zig. Called
-//! by abi/state.zig.
+//! SharedState: a shared state as a user's threads see it: they hash it, sync it with other members
+//! and close it, perhaps at the same time. The caller's thread hashes the tensors, with a few
+//! helpers, and writes them after a commit; it never does so under the engine's lock. The sync
+//! itself: session/sync.zig. Called by abi/state.zig.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -25,18 +25,17 @@ pub const SharedState = struct {
     membership: *Membership,
     state: *State,
     lock: lock.FairLock = .{},
-    /// Everything below is under the lock.
-    /// A thread is in `sync`.
+    /// `lock` guards this field and all fields below. True while a thread is in `sync`.
     busy: bool = false,
-    /// Closed: nobody may begin any more.
+    /// The state is closed: no thread may begin a sync any more.
     ended: bool = false,
     work: ?*Work = null,
-    /// No thread is in `sync`.
+    /// Set while no thread is in `sync`.
     idle: lock.Signal = .{},
 
     pub const CreateError = State.Error || error{ Closed, NameInUse };
 
-    /// `at`: the tensor that an error is about.
+    /// Makes a shared state of a group. `at`: the index of the tensor that an error is about.
     pub fn create(
         gpa: Allocator,
         membership: *Membership,
@@ -53,7 +52,7 @@ pub const SharedState = struct {
         return shared;
     }
 
-    /// Whether this peer is a newcomer.
+    /// Adds the state to the session. Returns whether this peer is a newcomer.
     fn add(shared: *SharedState) CreateError!bool {
         const engine = shared.membership.engine;
         const mode = engine.enter();
@@ -63,7 +62,7 @@ pub const SharedState = struct {
         return shared.membership.group.epoch() == 0;
     }
 
-    /// Fetches what it can before this peer enters; the rest comes with the first sync.
+    /// Fetches the leaves that it can before this peer enters; the first sync fetches the rest.
     fn begin_prefetch(shared: *SharedState) void {
         shared.hash();
         const engine = shared.membership.engine;
@@ -74,8 +73,8 @@ pub const SharedState = struct {
             log.put(.warning, "no memory to fetch shared state in the background");
     }
 
-    /// A sync under way on another thread is withdrawn; then nothing touches the tensors any more.
-    /// Idempotent.
+    /// Closes the state: a sync under way on another thread is withdrawn, and nothing touches the
+    /// tensors afterwards. A second `close` does nothing.
     pub fn close(shared: *SharedState) void {
         shared.lock.lock();
         shared.ended = true;
@@ -88,7 +87,7 @@ pub const SharedState = struct {
         engine.leave(mode);
     }
 
-    /// Closes if need be. No thread is inside any more.
+    /// Closes the state if it is open, and frees it. No thread is in `sync` any more.
     pub fn destroy(shared: *SharedState) void {
         shared.close();
         shared.state.destroy();
@@ -110,14 +109,15 @@ pub const SharedState = struct {
         revision: ?u64,
         deadline: Instant,
         interrupt: Interrupt,
-        /// The members of its epoch are written there.
+        /// The ids of the members of the sync's epoch are written here.
         ids: *[base.limits.peers_max]base.PeerId,
     };
 
     pub const Outcome = struct {
         revision: u64,
         elected_revision: u64,
-        /// Ranks: those that took part, and those of them that held what was elected.
+        /// Ranks of the members that took part (`contributors`), and of those that held the elected
+        /// content (`holders`).
         contributors: base.Mask,
         holders: base.Mask,
         epoch: u64,
@@ -138,14 +138,14 @@ pub const SharedState = struct {
     pub const SyncError = session.user.SyncError || error{
         /// Another thread is in `sync` of this state.
         Busy,
-        /// Closed, perhaps meanwhile.
+        /// The state is closed, perhaps since the call began.
         Ended,
-        /// See the failure that `failed` was told.
+        /// The sync failed; `failed` was told why.
         Failed,
     };
 
-    /// Blocks until all members hold the same, or it fails; `failed` is told why before the
-    /// operation is gone. Only after a success anything was written to the tensors.
+    /// Blocks until all members hold the same content, or the sync fails; `failed` is told why
+    /// before the operation is gone. Tensors are written only after a success.
     pub fn sync(
         shared: *SharedState,
         options: Options,
@@ -159,7 +159,7 @@ pub const SharedState = struct {
         var work: Work = undefined;
         try shared.begin(&work, options);
         _ = options.interrupt.wait(&work.finished, base.never) catch work.cancel();
-        const status = work.wait(base.never).?; // the session keeps the deadline
+        const status = work.wait(base.never).?; // the session ends it at the deadline
         const ids = work.operation.member_ids();
         @memcpy(options.ids[0..ids.len], ids);
         const hash_ns = hashed - began;
@@ -187,8 +187,8 @@ pub const SharedState = struct {
         shared.lock.lock();
         defer shared.lock.unlock();
         shared.busy = false;
-        // Under the lock: else it could come after another thread has begun, and a close would not
-        // wait for that one.
+        // `idle` is set under the lock: otherwise it could be set after another thread has begun a
+        // sync, and a close would not wait for that thread.
         shared.idle.set();
     }
 
@@ -232,10 +232,10 @@ pub const SharedState = struct {
 
     // ---- hashing
 
-    /// Below this, starting a thread costs more than it saves.
+    /// The least leaves for a thread: for fewer, starting the thread costs more than it saves.
     const leaves_per_thread_min = 32;
     const threads_max = 8;
-    /// The leaves that a thread takes at a time.
+    /// The number of leaves that a thread takes at a time.
     const leaves_per_turn = 8;
 
     const Hashing = struct {
@@ -260,7 +260,7 @@ pub const SharedState = struct {
         var helpers: [threads_max]std.Thread = undefined;
         var started: usize = 0;
         while (started + 1 < wanted) : (started += 1) {
-            // Without more threads it takes longer.
+            // Without more threads, hashing takes longer.
             helpers[started] = thread.spawn("pccl-hash", &hashing, Hashing.run) catch break;
         }
         hashing.run();
@@ -271,8 +271,8 @@ pub const SharedState = struct {
 
 test "while a thread is in a sync the state is not idle, whoever else has just left" {
     // Goal: a close waits for the thread that is inside. Method: three threads enter and leave in
-    // turns, as fast as they can, and the one inside looks. The error needs a thread that is
-    // stopped between two instructions: half of the runs found it.
+    // turns, as fast as they can, and the thread inside looks whether the state is idle. An error
+    // shows only if a thread is stopped between two instructions, so in about half of the runs.
     const Case = struct {
         shared: SharedState,
         wrong: std.atomic.Value(u32) = .init(0),

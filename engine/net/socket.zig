@@ -1,6 +1,6 @@
 //! socket: non-blocking TCP sockets: listen (on one port or in a range of ports), accept, connect,
-//! send, receive. No waiting, no buffers, no threads: those are poller.zig and the engines. The
-//! fate of descriptors when a process forks: descriptor.zig.
+//! send, receive. poller.zig waits for sockets; the engines have buffers and threads. The fate of
+//! descriptors when a process forks: descriptor.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -45,7 +45,7 @@ fn configure(fd: Fd) void {
     if (@hasDecl(c.SO, "NOSIGPIPE")) set_option(fd, c.SOL.SOCKET, c.SO.NOSIGPIPE, 1);
 }
 
-/// Options that only make things better: a system that refuses one is left as it is.
+/// Sets an option that only makes things better: a system that refuses the option is left as it is.
 fn set_option(fd: Fd, level: i32, option: u32, value: c_int) void {
     _ = c.setsockopt(fd, level, option, &value, @sizeOf(c_int));
 }
@@ -63,13 +63,14 @@ pub fn listen(list: *const AddressList) ListenError!Fd {
     var failure: ListenError = error.AddressNotAvailable;
     for (list.slice()) |*to| {
         if (listen_on(to)) |fd| return fd else |err| failure = err;
-        // Another address would be a surprise to whoever named this one.
+        // If the address is in use or not permitted, another address would be a surprise to the
+        // user.
         if (failure == error.AddressInUse or failure == error.PermissionDenied) return failure;
     }
     return failure;
 }
 
-/// IPV6_V6ONLY; std.c does not know Darwin's.
+/// IPV6_V6ONLY; std.c lacks the number of Darwin.
 const v6_only = if (builtin.os.tag.isDarwin()) 27 else c.IPV6.V6ONLY;
 
 fn listen_on(to: *const Address) ListenError!Fd {
@@ -79,7 +80,8 @@ fn listen_on(to: *const Address) ListenError!Fd {
     if (to.family() == c.AF.INET6) {
         set_option(fd, c.IPPROTO.IPV6, v6_only, @intFromBool(!to.is_any()));
     }
-    // More than the strangers a side keeps, so that a whole world may connect at once.
+    // The queue is longer than the number of strangers that a side keeps, so that a whole world may
+    // connect at once.
     const backlog = 1024;
     if (c.bind(fd, &to.any, to.length()) != 0 or c.listen(fd, backlog) != 0) {
         return switch (errno(@as(c_int, -1))) {
@@ -109,7 +111,7 @@ pub const PortRange = struct {
     }
 
     fn number(text: []const u8) ParseError!u16 {
-        // parseInt alone would take signs and underscores.
+        // parseInt alone would accept signs and underscores.
         for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadPorts;
         const port = std.fmt.parseInt(u16, text, 10) catch return error.BadPorts;
         return if (port == 0) error.BadPorts else port;
@@ -118,12 +120,12 @@ pub const PortRange = struct {
 
 pub const RangeError = ListenError || error{NoPortFree};
 
-/// Listens on the first port of the range that is free. The ports in `list` are not used.
+/// Listens on the first free port of the range. The ports in `list` are not used.
 pub fn listen_within(range: PortRange, list: *const AddressList) RangeError!Fd {
     var to = list.*;
     var port: u32 = range.first;
     while (port <= range.last) : (port += 1) {
-        // The port is in the same place in all kinds of addresses.
+        // All kinds of addresses have the port in the same place.
         for (to.items[0..to.count]) |*at| at.v4.port = std.mem.nativeToBig(u16, @intCast(port));
         return listen(&to) catch |err| switch (err) {
             error.AddressInUse => continue,
@@ -136,7 +138,7 @@ pub fn listen_within(range: PortRange, list: *const AddressList) RangeError!Fd {
 pub const AcceptError = error{ WouldBlock, SystemLimit };
 
 pub fn accept(listener: Fd) AcceptError!Fd {
-    descriptor.hold_forks(); // the listener does not block
+    descriptor.hold_forks(); // accept does not block, so forks wait briefly
     defer descriptor.allow_forks();
     while (true) {
         const fd = if (on_linux)
@@ -151,7 +153,7 @@ pub fn accept(listener: Fd) AcceptError!Fd {
         }
         switch (errno(fd)) {
             .MFILE, .NFILE, .NOBUFS, .NOMEM => return error.SystemLimit,
-            // The connection died in the queue, or a signal came: the next one, please.
+            // The connection died in the queue, or a signal came: accepts the next connection.
             .CONNABORTED, .INTR, .PROTO => {},
             // Nothing waits, or the listener is broken: asking again at once would never end.
             else => return error.WouldBlock,
@@ -159,8 +161,8 @@ pub fn accept(listener: Fd) AcceptError!Fd {
     }
 }
 
-/// A descriptor held back, so that a listener out of descriptors can take a connection and close
-/// it: else it would stay in the queue and wake the engine for ever.
+/// A descriptor held back, with which a listener that is out of descriptors takes a connection and
+/// closes it: otherwise the connection would stay in the queue and wake the engine for ever.
 pub const Spare = struct {
     fd: Fd = -1,
 
@@ -179,7 +181,8 @@ pub const Spare = struct {
         spare.fd = open(c.AF.INET) catch -1;
     }
 
-    /// Turns one waiting connection away. False if there is none, or no descriptor to do it with.
+    /// Closes one waiting connection; false if no connection waits, or there is no descriptor for
+    /// it.
     pub fn turn_away(spare: *Spare, listener: Fd) bool {
         if (spare.fd < 0) spare.reserve();
         if (spare.fd < 0) return false;
@@ -192,7 +195,7 @@ pub const Spare = struct {
 
 // ---- connecting
 
-/// Starts a connection; the socket becomes writable when it is there, or has failed.
+/// Starts to connect a socket, which becomes writable when the connection is there, or has failed.
 pub fn connect_start(to: *const Address) (OpenError || ConnectError)!Fd {
     const fd = try open(to.family());
     errdefer close(fd);
@@ -208,29 +211,29 @@ pub fn connect_start(to: *const Address) (OpenError || ConnectError)!Fd {
 pub const ConnectError = error{
     /// The host answers, but nothing listens on the port.
     Refused,
-    /// No route leads there, or nothing answers.
+    /// No route leads to the host, or nothing answers.
     Unreachable,
 };
 
-/// Tells how `connect_start` came out, once the socket is writable.
+/// Tells whether the connection of `connect_start` was made, once the socket is writable.
 pub fn connect_finish(fd: Fd) ConnectError!void {
     var code: c_int = 0;
     var length: c.socklen_t = @sizeOf(c_int);
     if (c.getsockopt(fd, c.SOL.SOCKET, c.SO.ERROR, &code, &length) != 0) return error.Unreachable;
     if (code != 0) return connect_error(@enumFromInt(code));
-    // A port of this machine that nobody listens on may by chance be the one that this socket was
-    // given, and TCP then connects it to itself.
+    // If nobody listens on a port of this machine, this socket may by chance have been given that
+    // port, and TCP then connects the socket to itself.
     const local = local_address(fd) orelse return error.Unreachable;
     const remote = remote_address(fd) orelse return error.Unreachable;
     if (local.eql(&remote)) return error.Refused;
     tune_within_machine(fd);
 }
 
-/// Between two processes of one machine no packet is lost, no link is shared and no byte is long
-/// under way. So a congestion control that paces its packets (BBR) only spends the CPU's time on
-/// timers. Elsewhere the choice is the administrator's.
+/// Gives a connection within one machine reno: no packet is lost, no link is shared and no byte is
+/// long under way. A congestion control that paces its packets (BBR) would only spend CPU time on
+/// timers there. Connections to other machines keep the administrator's choice.
 fn tune_within_machine(fd: Fd) void {
-    // Every Linux has it and lets everybody use it.
+    // Every Linux has reno and lets every process use it.
     if (on_linux and is_within_machine(fd)) _ = control_congestion(fd, "reno");
 }
 
@@ -241,8 +244,8 @@ pub fn is_within_machine(fd: Fd) bool {
     return local.same_host(&remote);
 }
 
-/// Sets the congestion control of a socket. False: the system lacks it, or this process may not use
-/// it.
+/// Sets the congestion control of a socket; false if the system lacks it, or this process may not
+/// use it.
 pub fn control_congestion(fd: Fd, name: []const u8) bool {
     if (!on_linux) return false;
     const length: c.socklen_t = @intCast(name.len);
@@ -263,18 +266,18 @@ fn connect_error(code: c.E) ConnectError {
     };
 }
 
-/// Our address on a connection, or the address of a listener.
+/// The address of this side of a connection, or the address of a listener.
 pub fn local_address(fd: Fd) ?Address {
     return address_by(c.getsockname, fd);
 }
 
-/// The host of the other side.
+/// The host of the other side of a connection.
 pub fn source_of(fd: Fd) base.Source {
     const remote = remote_address(fd) orelse return @splat(0);
     return remote.source();
 }
 
-/// The address of the other side.
+/// The address of the other side of a connection.
 pub fn remote_address(fd: Fd) ?Address {
     return address_by(c.getpeername, fd);
 }
@@ -286,9 +289,9 @@ fn address_by(comptime ask: anytype, fd: Fd) ?Address {
     return result;
 }
 
-/// The address of this machine on the way to the rest of the world, without a packet sent;
-/// loopback if there is no way. A listener of the family IPv6 takes both kinds, and then the IPv4
-/// address is preferred.
+/// The address of this machine on the way to the rest of the world, found without sending a packet;
+/// loopback if there is no way. A listener of the family IPv6 takes both kinds of addresses, and
+/// then the IPv4 address is preferred.
 pub fn outward_address(family: c_uint) Address {
     const far_v4: Address = .v4_from(.{ 192, 0, 2, 1 }, 9); // TEST-NET-1: never a real host
     const far_v6: Address = .v6_from(.{ 0x20, 0x01, 0x0d, 0xb8 } ++ .{0} ** 11 ++ .{1}, 9);
@@ -298,7 +301,7 @@ pub fn outward_address(family: c_uint) Address {
 }
 
 fn on_the_way_to(far: *const Address) ?Address {
-    descriptor.hold_forks(); // connecting sends nothing and does not block
+    descriptor.hold_forks(); // connecting a datagram socket sends nothing and does not block
     defer descriptor.allow_forks();
     const flags: c_uint = if (on_linux) c.SOCK.CLOEXEC else 0;
     const fd = c.socket(far.family(), c.SOCK.DGRAM | flags, 0);
@@ -312,11 +315,11 @@ fn on_the_way_to(far: *const Address) ?Address {
 
 pub const TransferError = error{
     WouldBlock,
-    /// Reset, or gone in another way.
+    /// The connection was reset, or is gone in another way.
     Broken,
 };
 
-/// Fills the slices in order. 0: the other side has ended the connection.
+/// Reads into the slices, in order. 0: the other side has ended the connection.
 pub fn receive(fd: Fd, slices: []const []u8) TransferError!usize {
     var vectors: [2]std.posix.iovec = undefined;
     for (slices, vectors[0..slices.len]) |slice, *vector| {
@@ -333,7 +336,7 @@ pub fn receive(fd: Fd, slices: []const []u8) TransferError!usize {
     }
 }
 
-/// Sends what fits, in order.
+/// Sends as many bytes of the slices as fit, in order.
 pub fn send(fd: Fd, slices: []const []const u8) TransferError!usize {
     var vectors: [2]std.posix.iovec_const = undefined;
     for (slices, vectors[0..slices.len]) |slice, *vector| {
@@ -359,14 +362,14 @@ pub fn send(fd: Fd, slices: []const []const u8) TransferError!usize {
     }
 }
 
-/// Ends the sending direction; what was sent still arrives.
+/// Ends the sending direction; bytes that were sent still arrive.
 pub fn end_sending(fd: Fd) void {
     _ = c.shutdown(fd, c.SHUT.WR);
 }
 
 pub const Direction = enum { read, write };
 
-/// Waits in poll() for one socket, for threads of the user. False: the time is over.
+/// Waits in poll() for one socket, on a thread of the user; false if `timeout_ms` passed first.
 pub fn wait_for(fd: Fd, events: Direction, timeout_ms: c_int) bool {
     var entry = [1]c.pollfd{.{
         .fd = fd,

@@ -14,15 +14,15 @@ const ms = std.time.ns_per_ms;
 
 pub const Error = dial.ConnectError || error{
     OutOfMemory,
-    /// Nothing came until the deadline.
+    /// The coordinator had not answered by the deadline.
     TimedOut,
-    /// It closed the connection without an answer.
+    /// The coordinator closed the connection without an answer.
     Closed,
     NotPccl,
     VersionMismatch,
     WrongRun,
     TurnedAway,
-    /// This host has had too many answers, a second later too.
+    /// The coordinator has answered this host too often, even a second later.
     AskedTooOften,
 };
 
@@ -31,12 +31,12 @@ pub const Options = struct {
     run_id: base.RunId,
     deadline: base.Instant,
     seed: u64,
-    /// Members are to dial this peer, which must be connected from this host.
+    /// The peer that members are to dial, which must be connected from this host; `none`: no peer.
     dial_back: base.PeerId = .none,
 };
 
-/// The JSON text; the caller frees it. A coordinator that has answered too often is asked once
-/// more when it may answer again.
+/// Returns the status as JSON text, which the caller frees. A coordinator that has answered too
+/// often is asked once more, a second later.
 pub fn ask(gpa: Allocator, options: Options) Error![]u8 {
     return ask_once(gpa, options) catch |err| {
         const again = clock.after(std.time.ns_per_s);
@@ -108,7 +108,7 @@ fn exchange(
     }
 }
 
-/// The caller takes it for JSON, and JSON for text.
+/// Copies the answer, if it is JSON in UTF-8, as the caller expects it to be.
 fn checked(gpa: Allocator, json: []const u8) Error![]u8 {
     if (!std.unicode.utf8ValidateSlice(json)) return error.NotPccl;
     if (!try std.json.validate(gpa, json)) return error.NotPccl;
@@ -151,7 +151,7 @@ test "a question that is there is answered, however many connect behind it" {
     var fds: [4 * base.limits.strangers_max]socket.Fd = undefined;
     defer for (fds) |fd| socket.close(fd);
     {
-        // The engine sees all of them at once.
+        // The engine finds all connections in one round.
         engine.lock.lock();
         defer engine.lock.unlock();
         for (&fds, 0..) |*fd, index| {
@@ -193,8 +193,8 @@ test "a coordinator tells how its run is, and refuses another run" {
 }
 
 test "whoever gives no status is told apart" {
-    // One listener that has too much to say, one that is something else, one that says nothing, one
-    // that hangs up.
+    // The listeners: a coordinator that was asked too often, a program that is something else, one
+    // that says too little in time, one that hangs up.
     const any_port = try address.to_bind(.{ .host = "127.0.0.1", .port = 0 });
     const Other = struct {
         listener: socket.Fd,
@@ -208,7 +208,7 @@ test "whoever gives no status is told apart" {
             if (!socket.wait_for(fd, .read, 10_000)) return;
             _ = socket.receive(fd, &.{&question}) catch return;
             _ = socket.send(fd, &.{other.says}) catch return;
-            // Until the client has seen enough.
+            // Waits until the client has seen enough.
             if (other.says.len > 0) _ = socket.wait_for(fd, .read, 10_000);
         }
     };

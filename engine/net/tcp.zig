@@ -1,10 +1,10 @@
-//! tcp: what the library knows of a connection and what it asks of it. The system tells how bytes
-//! move (TCP_INFO), and is told how fast to send (SO_MAX_PACING_RATE), how much it may hold without
-//! sending it (TCP_NOTSENT_LOWAT), how much in all (SO_SNDBUF), and which congestion control a lane
-//! has (TCP_CONGESTION). None of it needs a right, but for some congestion controls. Only Linux has
-//! all of it. Elsewhere a lane is known by the bytes that its socket took, and a Pacer holds it
-//! back. session/measure.zig draws conclusions from the samples, and session/flow.zig says what
-//! each lane needs.
+//! tcp: what the library learns from the system about a connection, and what it asks for. The
+//! system tells how bytes move (TCP_INFO). The system is told how fast to send
+//! (SO_MAX_PACING_RATE), how many bytes it may hold unsent (TCP_NOTSENT_LOWAT) and in all
+//! (SO_SNDBUF), and which congestion control a lane has (TCP_CONGESTION). Only some congestion
+//! controls need a right. Only Linux has all of these options. Elsewhere a lane is known by the
+//! bytes that its socket took, and a Pacer limits its rate. session/measure.zig draws conclusions
+//! from the samples, and session/flow.zig says what each lane needs.
 
 const std = @import("std");
 const builtin = @import("builtin");
@@ -21,8 +21,8 @@ const Sample = session.Sample;
 
 const on_linux = builtin.os.tag == .linux;
 
-/// struct tcp_info as of Linux 4.19. A kernel that is older fills less of it; one that is newer
-/// cuts it off.
+/// struct tcp_info as of Linux 4.19. An older kernel fills in less of it; a newer kernel fills in
+/// no more.
 const Info = extern struct {
     states: [8]u8,
     rto_us: u32,
@@ -72,23 +72,24 @@ const Info = extern struct {
     }
 };
 
-/// The system, with its abilities as the lanes of a peer find them.
+/// The abilities of the system, as the lanes of a peer find them.
 pub const System = struct {
     /// The system has neither TCP_INFO nor SO_MAX_PACING_RATE.
     is_bare: bool = !on_linux,
+    /// The log has said that the system is bare.
     was_said: bool = false,
 
     pub const EnvironmentError = error{Unknown};
 
-    /// With PCCL_FAULT_TCP=bare a test takes this system for a bare one.
+    /// Reads PCCL_FAULT_TCP: with the value "bare", for tests, this system is taken for a bare one.
     pub fn from_environment() EnvironmentError!System {
         const said = std.mem.span(c.getenv("PCCL_FAULT_TCP") orelse return .{});
         if (said.len == 0) return .{};
         return if (std.mem.eql(u8, said, "bare")) .{ .is_bare = true } else error.Unknown;
     }
 
-    /// Samples a connection. `taken`: the bytes that the socket has taken. Null: the system knows
-    /// nothing of it.
+    /// Samples a connection. `taken` is the number of bytes that its socket has taken. Null means
+    /// that the system knows nothing of the connection.
     pub fn sample(system: *System, fd: Fd, taken: u64) ?Sample {
         if (!system.is_bare) if (whole_sample(fd)) |found| return found;
         if (!system.was_said) log.put(.info, bare);
@@ -108,15 +109,16 @@ pub const System = struct {
         const keeps = c.setsockopt(fd, c.SOL.SOCKET, c.SO.MAX_PACING_RATE, &rate, @sizeOf(u64));
         const most: c_int = if (wanted.unsent_max == 0) -1 else @intCast(wanted.unsent_max);
         _ = c.setsockopt(fd, c.IPPROTO.TCP, std.os.linux.TCP.NOTSENT_LOWAT, &most, @sizeOf(c_int));
-        // Linux doubles it, because it counts headers, too. By itself it lets over 2 MiB pile up on
-        // each lane, and both copies go through memory (docs/internals/BENCHMARKS.md).
+        // Linux doubles the size, because it counts headers, too. Without this limit Linux lets
+        // over 2 MiB pile up on each lane, and both copies go through memory
+        // (docs/internals/BENCHMARKS.md).
         const held: c_int = @intCast(wanted.held_max);
         if (held > 0) _ = c.setsockopt(fd, c.SOL.SOCKET, c.SO.SNDBUF, &held, @sizeOf(c_int));
         return keeps == 0;
     }
 };
 
-/// Bytes that the socket has taken and the other side has not acknowledged.
+/// The number of bytes that the socket has taken and the other side has not acknowledged.
 fn unsent(fd: Fd) ?u64 {
     var bytes: c_int = 0;
     var length: c.socklen_t = @sizeOf(c_int);
@@ -129,11 +131,11 @@ fn unsent(fd: Fd) ?u64 {
     return if (failed == 0 and bytes >= 0) @intCast(bytes) else null;
 }
 
-/// SIOCOUTQ and SO_NWRITE, which std.c does not know.
+/// SIOCOUTQ and SO_NWRITE, which std.c lacks.
 const siocoutq = 0x5411;
 const so_nwrite = 0x1024;
 
-/// Null where the system does not say how much was acknowledged.
+/// A sample from TCP_INFO; null if the system does not say how much was acknowledged.
 fn whole_sample(fd: Fd) ?Sample {
     if (!on_linux) return null;
     var info: Info = std.mem.zeroes(Info);
@@ -142,16 +144,16 @@ fn whole_sample(fd: Fd) ?Sample {
     return told(&info, length);
 }
 
-/// Makes a sample of what the kernel has filled in. Times are 32 bits of microseconds, so no
-/// product is too large.
+/// Makes a sample of the fields that the kernel has filled in. Times are 32 bits of microseconds,
+/// so no product is too large.
 fn told(info: *const Info, length: usize) ?Sample {
     if (length < @offsetOf(Info, "data_segs_in")) return null;
     const whole = length >= @sizeOf(Info);
     const again = if (whole) info.bytes_retrans else @as(u64, info.total_retrans) * info.snd_mss;
     const base_us = if (info.min_rtt_us == no_rtt) info.rtt_us else info.min_rtt_us;
     return .{
-        // Packets after a gap have arrived as well. Without them one that is lost would look like
-        // a pause and then a burst.
+        // Packets behind a gap have arrived as well: if they did not count, a lost packet would
+        // look like a pause and then a burst.
         .acked = info.bytes_acked +| @as(u64, info.sacked) * info.snd_mss,
         .retransmitted = again,
         .unsent = info.notsent_bytes,
@@ -164,23 +166,23 @@ const no_rtt = std.math.maxInt(u32);
 
 // ---- congestion control
 
-/// pccl_congestion_t
+/// The type pccl_congestion_t of pccl.h.
 pub const Congestion = enum(c_uint) { auto = 0, system = 1, bbr = 2, cubic = 3 };
 
 /// The user's choice of a congestion control, for all lanes of a peer. Where the user leaves it to
 /// the library (`auto`), session/flow.zig says what each lane needs.
 pub const CongestionChoice = struct {
     congestion: Congestion = .auto,
-    /// The system has refused it, and the log has said so.
+    /// The system has refused the choice, and the log has said so.
     was_refused: bool = false,
 
-    /// Sets the choice on a lane that is connected. `listener`: a socket whose congestion control
-    /// nobody has chosen.
+    /// Sets the choice on a lane that is connected. `listener`: a socket that has the system's
+    /// congestion control.
     pub fn apply(choice: *CongestionChoice, fd: Fd, listener: Fd) void {
         var room: ControlName = undefined;
         const name = switch (choice.congestion) {
             .auto => return,
-            // Within a machine another one was set (socket.zig: tune_within_machine).
+            // Within a machine a connection has reno (socket.zig: tune_within_machine).
             .system => congestion_of(listener, &room) orelse return,
             .bbr, .cubic => |wanted| @tagName(wanted),
         };
@@ -200,21 +202,22 @@ pub const CongestionChoice = struct {
         if (choice.congestion != .auto) return;
         switch (wanted) {
             .system => before.restore(fd),
-            // Every Linux has reno and lets everybody use it. Others than cubic have no HyStart.
-            // Where the way to a host has cubic and the process may not choose that, a lane could
-            // not go back to it.
+            // Only cubic has HyStart, so only cubic is replaced. Every Linux has reno and lets
+            // every process use it. If this process may not choose cubic, which the route to a host
+            // may have set, the lane could not go back to it.
             .starting => if (is_of(fd, "cubic") and socket.may_control_congestion("cubic"))
                 before.replace(fd, "reno"),
             .loss_tolerant => before.replace(fd, "bbr"),
         }
     }
 
-    /// Has the bbr of a lane begin anew. Else it would stop sending for a moment, ten seconds after
-    /// it began or last saw the shortest round trip. `listener`: as for `apply`.
+    /// Restarts the bbr of a lane. Otherwise bbr would stop sending for a moment, ten seconds after
+    /// it began or last saw the shortest round trip. `listener` has the system's congestion
+    /// control.
     pub fn renew(choice: *const CongestionChoice, fd: Fd, listener: Fd) void {
         if (choice.congestion == .system or !is_of(fd, "bbr")) return;
         if (!socket.control_congestion(fd, "reno") or socket.control_congestion(fd, "bbr")) return;
-        // This process has lost the permission to use bbr meanwhile.
+        // This process has meanwhile lost the permission to use bbr.
         var room: ControlName = undefined;
         const system = congestion_of(listener, &room) orelse return;
         _ = socket.control_congestion(fd, system);
@@ -250,7 +253,7 @@ pub const CongestionBefore = struct {
 
 const ControlName = [16]u8;
 
-/// The congestion control of a socket; null where the system does not say.
+/// The congestion control of a socket; null if the system does not say.
 fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
     if (!on_linux) return null;
     room.* = @splat(0);
@@ -262,18 +265,20 @@ fn congestion_of(fd: Fd, room: *ControlName) ?[]const u8 {
 
 // ---- pacing
 
-/// How much of what a lane has to send may leave now, where the system does not keep to a rate by
-/// itself: a bucket that fills with time, and that sending empties. The engine asks the lane for no
-/// more bytes than the bucket holds, and wakes when it holds a step's worth again. Where the system
-/// keeps to the rate, and where there is none, everything may leave. No socket and no clock here.
+/// How many bytes of a lane may leave now, if the system does not keep to a rate by itself: a
+/// bucket that fills with time, and that sending empties. The engine asks the lane for no more
+/// bytes than the bucket holds, and wakes when the bucket holds a step's worth again. If the system
+/// keeps to the rate, or there is no rate, everything may leave. A Pacer uses no socket and no
+/// clock.
 pub const Pacer = struct {
     bucket: Bucket = .{},
     /// Bytes that the socket has taken since it was opened.
     taken: u64 = 0,
-    /// The lane waits for its bucket: the engine looks at it when the bucket has filled.
+    /// The lane waits until its bucket has filled, when the engine gives it a turn.
     waits: bool = false,
 
-    /// Whether anything may leave now. If not, moves `wake_at` forward to when the bucket opens.
+    /// Whether bytes of the lane may leave now. If no byte may, `wake_at` becomes the time when the
+    /// bucket opens, unless `wake_at` is earlier.
     pub fn is_open(out: *Pacer, now: Instant, wake_at: *Instant) bool {
         if (out.bucket.is_open(now)) return true;
         out.waits = true;
@@ -281,7 +286,7 @@ pub const Pacer = struct {
         return false;
     }
 
-    /// Cuts the slices to what may leave now.
+    /// Cuts the slices to the bytes that may leave now.
     pub fn cut(out: *const Pacer, now: Instant, slices: [][]const u8) []const []const u8 {
         var room = out.bucket.room(now);
         for (slices, 0..) |*slice, index| {
@@ -301,25 +306,26 @@ pub const Pacer = struct {
 };
 
 const Bucket = struct {
-    /// Bytes per second; 0: no limit.
+    /// The rate of the lane in bytes per second; 0: no limit.
     rate: u64 = 0,
-    /// When the bucket is full, if nothing more is taken.
+    /// When the bucket will be full, if nothing more is taken.
     full_at: Instant = 0,
 
-    /// Less than this is not worth a wake.
+    /// The least step; less is not worth a wake.
     const step_ns_min = 1 * std.time.ns_per_ms;
     const step_bytes_min = 1448;
-    /// The steps that a full bucket holds: an engine that wakes late makes up for it.
+    /// The number of steps that a full bucket holds, so that an engine that wakes late can catch
+    /// up.
     const steps = 4;
 
-    /// Bytes that may leave.
+    /// The number of bytes that may leave now.
     fn room(bucket: *const Bucket, now: Instant) u64 {
         if (bucket.rate == 0) return std.math.maxInt(u64);
         const held_ns = steps * bucket.step_ns() -| (bucket.full_at -| now);
         return bucket.rate *| held_ns / std.time.ns_per_s;
     }
 
-    /// Whether the bucket holds a step's worth.
+    /// Whether the bucket holds the bytes of a step, so that the lane may send.
     fn is_open(bucket: *const Bucket, now: Instant) bool {
         return bucket.rate == 0 or bucket.opens_at() <= now;
     }
@@ -369,7 +375,7 @@ test "a connection that has moved bytes says so, and takes a pace" {
     try std.testing.expect(socket.wait_for(server, .read, 5000));
     var room: [1000]u8 = undefined;
     try std.testing.expectEqual(1000, try socket.receive(server, &.{&room}));
-    try std.testing.expectEqual(1000, try socket.send(server, &.{&bytes})); // acknowledges as well
+    try std.testing.expectEqual(1000, try socket.send(server, &.{&bytes})); // brings an ACK as well
     try std.testing.expect(socket.wait_for(client, .read, 5000));
     const after = system.sample(client, 0).?;
     try std.testing.expect(!system.was_said);
@@ -392,11 +398,12 @@ test "where the system says nothing, a connection is known by what the other sid
     try std.testing.expect(socket.wait_for(pair.server, .read, 5000));
     var room: [1000]u8 = undefined;
     try std.testing.expectEqual(1000, try socket.receive(pair.server, &.{&room}));
-    try std.testing.expectEqual(1, try socket.send(pair.server, &.{"x"})); // acknowledges as well
+    try std.testing.expectEqual(1, try socket.send(pair.server, &.{"x"})); // brings an ACK as well
     try std.testing.expect(socket.wait_for(pair.client, .read, 5000));
     const known = system.sample(pair.client, 1000).?;
     try std.testing.expectEqual(Sample{ .acked = 1000 }, known);
-    // More than a connection takes: what it holds does not count.
+    // Bytes that the connection holds, because the other side does not read, do not count as
+    // acknowledged.
     var taken: u64 = 1000;
     const much: [64 << 10]u8 = @splat(1);
     while (socket.send(pair.client, &.{&much})) |count| taken += count else |_| {}
@@ -404,7 +411,7 @@ test "where the system says nothing, a connection is known by what the other sid
     try std.testing.expect(!system.pace(pair.client, .{ .rate = 1 << 30 }));
     const line = log.process.take(&text).?;
     try std.testing.expect(std.mem.indexOf(u8, line.text, "TCP_INFO") != null);
-    try std.testing.expectEqual(null, log.process.take(&text)); // once
+    try std.testing.expectEqual(null, log.process.take(&text)); // the log says it once
 }
 
 test "an older kernel says less" {
@@ -466,7 +473,7 @@ test "the library chooses for a lane, unless its user has chosen" {
     choice.change(client, .loss_tolerant, &before);
     const is_bbr = std.mem.eql(u8, "bbr", congestion_of(client, &room).?);
     choice.renew(client, pair.listener);
-    // Where bbr is not to be had it is the system's, and not what it began with.
+    // Without bbr the lane gets the system's congestion control, not the one that it began with.
     const tolerant = if (is_bbr) "bbr" else system;
     try std.testing.expectEqualStrings(tolerant, congestion_of(client, &room).?);
     choice.change(client, .system, &before);
@@ -501,7 +508,8 @@ test "it is known what a process may choose" {
 }
 
 test "a congestion control that the system refuses is said once, and the lane keeps its own" {
-    // Goal: one line for all lanes. Method: nobody may set anything on a socket that is closed.
+    // Goal: the log has one line about the refusal, for all lanes. Method: the socket is closed, so
+    // the system refuses to set anything.
     var text: [log.line_bytes_max]u8 = undefined;
     while (log.process.take(&text)) |_| {}
     var choice: CongestionChoice = .{ .congestion = .bbr };
@@ -550,7 +558,7 @@ test "a bucket that was emptied opens after a step, and not before" {
     try expectEqual(now + std.time.ns_per_ms, bucket.opens_at());
     try expect(!bucket.is_open(bucket.opens_at() - 1));
     try expectEqual(10_000, bucket.room(bucket.opens_at()));
-    // Time in which nothing is sent fills it once.
+    // A time without sending fills the bucket once, not more.
     try expectEqual(40_000, bucket.room(now + std.time.ns_per_hour));
 }
 
@@ -578,7 +586,7 @@ test "a lane whose bucket is empty waits, and the engine wakes for the first tha
     out.took(now, 40_000);
     try expect(!out.is_open(now, &wake_at) and out.waits);
     try expectEqual(now + std.time.ns_per_ms, wake_at);
-    wake_at = now; // another lane
+    wake_at = now; // another lane wakes the engine earlier
     try expect(!out.is_open(now, &wake_at));
     try expectEqual(now, wake_at);
 }

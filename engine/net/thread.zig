@@ -1,6 +1,6 @@
 //! thread: how the threads of the library start, and how many cores there are for them. A thread
 //! has a name, no signals, and the floating-point mode that the kernels promise
-//! (docs/internals/PROMISE.md, P5). This file knows no thread's work: peer_engine.zig,
+//! (docs/internals/PROMISE.md, P5). The work of the threads: peer_engine.zig,
 //! coordinator_engine.zig, worker.zig, dial.zig.
 
 const std = @import("std");
@@ -10,7 +10,8 @@ const c = std.c;
 
 const on_linux = builtin.os.tag == .linux;
 
-/// A kernel with vectors of 64 bytes and a result on the stack fits many times.
+/// The size of a stack: a kernel with vectors of 64 bytes and a result on the stack fits many
+/// times.
 const stack_bytes = 1024 * 1024;
 
 pub const Error = error{ThreadLimit};
@@ -22,7 +23,7 @@ pub fn spawn(
     context: anytype,
     comptime run: fn (@TypeOf(context)) void,
 ) Error!std.Thread {
-    comptime std.debug.assert(name.len <= 15); // Linux keeps no more
+    comptime std.debug.assert(name.len <= 15); // Linux keeps 15 bytes
     const Start = struct {
         fn start(argument: @TypeOf(context)) void {
             set_name(name);
@@ -54,21 +55,21 @@ fn set_name(comptime name: [:0]const u8) void {
 // ---- cores
 
 /// How many cores this process may use, by its affinity and by the quota of its control group
-/// (version 2), which a container has. At least 1.
+/// (version 2), which a container has; at least 1.
 pub fn cores_usable() u32 {
-    return within_quota(std.Thread.getCpuCount() catch 1); // on Linux those of the affinity
+    return within_quota(std.Thread.getCpuCount() catch 1); // on Linux the cores of the affinity
 }
 
 /// How many cores all processes of this machine, or of this container, may use together. Each
 /// process may have an affinity of its own, so affinities do not count here. C libraries do not
-/// agree on this number.
+/// agree on the number of a machine's cores.
 pub fn cores_of_machine() u32 {
     if (!on_linux) return cores_usable();
     const online = listed("/sys/devices/system/cpu/online") orelse return cores_usable();
     return within_quota(@min(online, listed("/sys/fs/cgroup/cpuset.cpus.effective") orelse online));
 }
 
-/// How many cores a file with a list such as "0-3,8" names; null: there is no list.
+/// The number of cores that a file with a list such as "0-3,8" names; null: the file has no list.
 fn listed(path: [*:0]const u8) ?usize {
     var bytes: [1024]u8 = undefined;
     const text = std.mem.trim(u8, read(path, &bytes) orelse return null, " \n");
@@ -96,8 +97,8 @@ fn within_quota(all: usize) u32 {
 
 const no_quota = std.math.maxInt(usize);
 
-/// The cores that a quota grants; a part of a core counts as one. Inside of a container the file is
-/// that of the container's own group.
+/// The number of cores that a quota grants; a part of a core counts as one. Inside of a container
+/// the file is that of the container's own group.
 fn quota(path: [*:0]const u8) usize {
     var bytes: [64]u8 = undefined;
     return parse_quota(read(path, &bytes) orelse return no_quota);
@@ -111,8 +112,8 @@ fn read(path: [*:0]const u8, bytes: []u8) ?[]const u8 {
     return if (count > 0) bytes[0..@intCast(count)] else null;
 }
 
-/// Microseconds of all cores in a period, and the period: "150000 100000"; "max 100000" is no
-/// limit.
+/// The cores that the text of a quota grants. The text "150000 100000" has the microseconds of all
+/// cores in a period, and the period; "max 100000" is no limit.
 fn parse_quota(text: []const u8) usize {
     var parts = std.mem.tokenizeAny(u8, text, " \n");
     const allowed = std.fmt.parseInt(usize, parts.next() orelse "", 10) catch return no_quota;
@@ -140,7 +141,7 @@ test "a thread of the library has every signal blocked and rounds as promised" {
     const standard = kernels.float_mode.standard();
     defer kernels.float_mode.restore(standard);
     const ours = kernels.float_mode.read();
-    // Threads inherit the mode of the thread that starts them: here one that flushes denormals.
+    // A thread inherits the mode of the thread that starts it: here one that flushes denormals.
     const flush_to_zero = if (builtin.cpu.arch == .x86_64) 1 << 15 else 1 << 24;
     kernels.float_mode.write(ours | flush_to_zero);
     const thread = try spawn("pccl-test", &seen, Seen.run);

@@ -1,6 +1,6 @@
-//! Work: one operation in the hands of the user's threads: waiting, withdrawing, taking the
-//! result. The operation itself is the session's and moves on the engine's thread
-//! (peer_engine.zig). Called by abi/work.zig.
+//! Work: one operation in the hands of the user's threads: waiting, withdrawing, taking the result.
+//! The operation itself belongs to the session, and moves on the engine's thread (peer_engine.zig).
+//! Called by abi/work.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -15,20 +15,21 @@ const user = session.user;
 const Operation = session.Operation;
 const Instant = base.Instant;
 
-/// Any thread may call any function, but nothing during or after `deinit`. Stays where it is once
-/// begun.
+/// Any thread may call any function, but none during or after `deinit`. A Work must not move once
+/// it has begun.
 pub const Work = struct {
     engine: *PeerEngine,
     operation: *Operation,
     finished: lock.Signal = .{},
-    /// After a doubt: the decision is known, or never will be.
+    /// Set when the decision about an operation in doubt is known, or never will be.
     resolved: lock.Signal = .{},
-    /// Copying a result that was in doubt, once.
+    /// Held while a result that was in doubt is copied, which happens once.
     result_lock: lock.FairLock = .{},
     result_taken: bool = false,
-    /// Under the engine's lock.
+    /// The function to call once the work is finished, guarded by the engine's lock.
     callback: ?Callback = null,
-    /// For the user's own event loop, once asked for. Under the engine's lock, too.
+    /// Wakes the user's own event loop; null until the user asks for it; guarded by the engine's
+    /// lock.
     waker: ?Waker = null,
 
     pub const Callback = struct {
@@ -36,7 +37,7 @@ pub const Work = struct {
         context: ?*anyopaque,
     };
 
-    /// Starts an operation of a group. On an error nothing was begun and `work` is as it was.
+    /// Starts an operation of a group. On an error no operation has begun, and `work` is unchanged.
     pub fn begin(
         work: *Work,
         membership: *Membership,
@@ -50,7 +51,8 @@ pub const Work = struct {
         work.of_operation(engine, operation);
     }
 
-    /// The same for a sync of a shared state.
+    /// Starts a sync of a shared state. On an error no operation has begun, and `work` is
+    /// unchanged.
     pub fn begin_sync(
         work: *Work,
         membership: *Membership,
@@ -63,7 +65,8 @@ pub const Work = struct {
         work.of_operation(engine, try user.begin_sync(engine.session, clock.now(), call));
     }
 
-    /// The same for the question who would enter at the next safe point; `pending` has the answer.
+    /// Asks how many peers would enter at the next safe point; the answer goes to `pending`. On an
+    /// error no operation has begun, and `work` is unchanged.
     pub fn begin_pending(
         work: *Work,
         membership: *Membership,
@@ -83,7 +86,7 @@ pub const Work = struct {
     fn of_operation(work: *Work, engine: *PeerEngine, operation: *Operation) void {
         work.* = .{ .engine = engine, .operation = operation };
         operation.user = @intFromPtr(work);
-        // It may have been over before it had an owner to tell.
+        // The operation may have finished before this work was there to be told.
         if (operation.finished) work.finished.set();
     }
 
@@ -91,7 +94,7 @@ pub const Work = struct {
         return if (operation.user == 0) null else @ptrFromInt(operation.user);
     }
 
-    /// Called by the engine, under its lock.
+    /// Called by the engine, under its lock, when the operation is finished.
     pub fn tell_finished(work: *Work) void {
         work.finished.set();
         if (work.waker) |*waker| waker.wake();
@@ -101,7 +104,8 @@ pub const Work = struct {
         }
     }
 
-    /// Null: not finished by `deadline`. On .ok the result is in the caller's buffer.
+    /// The status of the operation; null: it is not finished by `deadline`. On .ok the result is in
+    /// the caller's buffer.
     pub fn wait(work: *Work, deadline: Instant) ?session.Status {
         return if (work.finished.wait(deadline)) work.operation.status else null;
     }
@@ -116,8 +120,8 @@ pub const Work = struct {
 
     pub const Resolution = enum { committed, aborted, unknown, pending };
 
-    /// The outcome of an operation in doubt. `copy`: the result goes to the caller's buffer if it
-    /// was committed.
+    /// The outcome of an operation in doubt. `copy`: a committed result is copied to the caller's
+    /// buffer.
     pub fn resolve(work: *Work, deadline: Instant, copy: bool) Resolution {
         if (!work.resolved.wait(deadline)) return .pending;
         const committed = work.operation.committed orelse return .unknown;
@@ -126,7 +130,7 @@ pub const Work = struct {
         return .committed;
     }
 
-    /// Calls back once: now if the work is finished, else when it is.
+    /// Calls `callback` once: now if the work is finished, else when it is.
     pub fn notify(work: *Work, callback: Callback) void {
         const mode = work.engine.enter();
         defer work.engine.leave_quietly(mode);
@@ -134,7 +138,7 @@ pub const Work = struct {
         work.callback = callback;
     }
 
-    /// Readable once the work is finished, until `deinit`, which closes it.
+    /// A descriptor that is readable once the work is finished, and that `deinit` closes.
     pub fn descriptor(work: *Work) error{SystemLimit}!socket.Fd {
         const mode = work.engine.enter();
         defer work.engine.leave_quietly(mode);
@@ -145,21 +149,22 @@ pub const Work = struct {
         return work.waker.?.read_fd;
     }
 
-    /// The others go on without this peer (session/user.zig: desert).
+    /// Withdraws this peer from the operation; the other members go on without it
+    /// (session/user.zig: desert).
     pub fn cancel(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
         user.desert(work.engine.session, clock.now(), work.operation);
     }
 
-    /// The operation alone is over, for all: whoever calls it again stays in step.
+    /// Ends this operation alone, for all members: members that call it again stay in step.
     pub fn withdraw(work: *Work) void {
         const mode = work.engine.enter();
         defer work.engine.leave(mode);
         user.cancel(work.engine.session, clock.now(), work.operation);
     }
 
-    /// Cancels if it is not finished. Afterwards nothing of the caller is touched any more.
+    /// Cancels the operation if it is not finished; afterwards nothing touches the caller's memory.
     pub fn deinit(work: *Work) void {
         const engine = work.engine;
         var mode = engine.enter();
@@ -167,7 +172,7 @@ pub const Work = struct {
         user.desert(engine.session, clock.now(), work.operation);
         if (!work.operation.finished) {
             // The call has ended, perhaps in doubt. Large arrays are given back in several steps,
-            // each a turn of the engine.
+            // each of them a turn of the engine.
             engine.leave(mode);
             _ = work.finished.wait(base.never);
             mode = engine.enter();

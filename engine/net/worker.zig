@@ -1,11 +1,11 @@
 //! Workers: the threads that run jobs (base/job.zig) for one engine, and the queues between them
 //! and the engine (peer_engine.zig). A worker knows of a job only the address of its owner.
-//! `PCCL_WORKERS` sets how many workers there are; unset, the cores do (thread.zig). The price of a
-//! hand-over, and so which jobs are worth it: worker_bench.zig.
+//! `PCCL_WORKERS` sets how many workers there are; if it is unset, the cores do (thread.zig).
+//! worker_bench.zig measures the cost of a hand-over, which decides which jobs are worth it.
 //!
-//! A job goes from `waiting`, in the order of posts, to the worker that runs it, and by `done` to
-//! `taken`, from which the engine takes it. `waiting` and `done` are shared, under the mutex;
-//! `taken` is used under the lock of the engine alone. A fence looks at all four places.
+//! A job goes from `waiting`, in the order of posts, to the worker that runs it, then to `done`,
+//! then to `taken`, from which the engine takes it. The mutex guards `waiting` and `done`; the
+//! engine's lock guards `taken`. A fence looks at all four places.
 
 const std = @import("std");
 const base = @import("base");
@@ -18,36 +18,37 @@ const Owner = *const anyopaque;
 const assert = std.debug.assert;
 
 /// `post`, `fence`, `take`, `rest`, `rise` and `stop` are called under the lock of the engine.
-/// Stays where it is from the first post on.
+/// Workers must not move from the first post on.
 pub const Workers = struct {
-    /// Wakes the engine.
+    /// Wakes the engine's thread.
     waker: *Waker,
-    /// So many threads at most; fewer once one could not be started.
+    /// The most threads; fewer once a thread could not be started.
     threads_max: u32,
     threads: [threads_limit]std.Thread = undefined,
     started: u32 = 0,
     taken: Queue = .{},
 
     mutex: lock.Mutex = .{},
-    /// A job waits, or the end has come.
+    /// Tells the threads that a job waits, or that the end has come.
     posted: lock.Condition = .{},
-    /// A job has been run.
+    /// Tells a fence that a job has been run.
     ran: lock.Condition = .{},
     waiting: Queue = .{},
     waiting_count: u32 = 0,
     done: Queue = .{},
     /// The owner of the job that each thread runs now.
     running: [threads_limit]?Owner = @splat(null),
-    /// Threads that wait for a job.
+    /// The number of threads that wait for a job.
     idle: u32 = 0,
     ending: bool = false,
-    /// The engine sleeps and has not been woken for a job. Written under the mutex.
+    /// The engine sleeps and has not been woken for a job; `mutex` guards this field.
     engine_rests: bool = false,
 
     pub const threads_limit = 64;
 
-    /// To hand a job over takes the engine 0.7 us, and 3 us if the worker sleeps (workers-bench). A
-    /// sum of these bytes takes 1.7 us if they are in the cache, and three times as long if not.
+    /// The least size of a job that is handed over. A hand-over takes the engine 0.7 us, and 3 us
+    /// if the worker sleeps (workers-bench). A sum of these bytes takes 1.7 us if they are in the
+    /// cache, and three times as long if not.
     pub const bytes_min = 64 * base.limits.KiB;
 
     pub fn init(waker: *Waker, threads_max: u32) Workers {
@@ -55,7 +56,7 @@ pub const Workers = struct {
         return .{ .waker = waker, .threads_max = threads_max };
     }
 
-    /// Null where there are no threads: then those who make jobs do them at once.
+    /// Null if there are no threads: then the threads that make jobs do them at once.
     pub fn runner(w: *Workers) ?base.Runner {
         if (w.threads_max == 0) return null;
         return .{ .ctx = w, .vtable = &vtable, .bytes_min = bytes_min };
@@ -91,7 +92,7 @@ pub const Workers = struct {
         w.posted.wake_one();
     }
 
-    /// Nobody is told of an error: those who are there do the work.
+    /// Starts one more thread. A failure is no error: the threads that run do the work.
     fn start_thread(w: *Workers) void {
         const index = w.started;
         const context: Context = .{ .workers = w, .index = index };
@@ -102,8 +103,8 @@ pub const Workers = struct {
         w.started += 1;
     }
 
-    /// The next job that has been run, for its session to be told: one by one, because what the
-    /// session does then may fence the next.
+    /// Takes the next job that has been run, so that its session is told. Jobs are taken one by
+    /// one, because a session that is told of a job may fence the next job.
     pub fn take(w: *Workers) ?*Job {
         if (w.taken.pop()) |job| return job;
         w.mutex.lock();
@@ -113,7 +114,8 @@ pub const Workers = struct {
         return w.taken.pop();
     }
 
-    /// Runs the owner's waiting jobs, so it takes no longer than they and the few that others run.
+    /// Takes all jobs of an owner back. The fence runs those that wait, so it takes no longer than
+    /// they and the few that workers are running.
     pub fn fence(w: *Workers, owner: Owner) void {
         w.mutex.lock();
         while (w.waiting.remove(owner)) |job| {
@@ -128,14 +130,14 @@ pub const Workers = struct {
         while (w.taken.remove(owner)) |_| {}
     }
 
-    /// Under the mutex.
+    /// Whether a thread runs a job of the owner; asked under the mutex.
     fn is_running(w: *const Workers, owner: Owner) bool {
         for (w.running[0..w.started]) |now| if (now == owner) return true;
         return false;
     }
 
-    /// Before the engine sleeps. False if it must not: a job has been run that it has not taken. Up
-    /// to `rise` every job that is run wakes it.
+    /// Called before the engine sleeps; false if it must not, because it has not taken a job that
+    /// has been run. Until `rise`, the next job that is run wakes the engine.
     pub fn rest(w: *Workers) bool {
         if (!w.taken.is_empty()) return false;
         w.mutex.lock();
@@ -144,15 +146,15 @@ pub const Workers = struct {
         return w.engine_rests;
     }
 
-    /// After its sleep. Nobody uses the waker afterwards.
+    /// Called after the engine's sleep; until the next `rest` no worker wakes the engine.
     pub fn rise(w: *Workers) void {
         w.mutex.lock();
         w.engine_rests = false;
         w.mutex.unlock();
     }
 
-    /// Ends the threads, which run the jobs that wait before that. Jobs that are posted from now on
-    /// run at once. Idempotent.
+    /// Ends the threads, which first run the jobs that wait. Jobs that are posted after `stop` run
+    /// at once. A second `stop` does nothing.
     pub fn stop(w: *Workers) void {
         w.mutex.lock();
         w.ending = true;
@@ -163,7 +165,7 @@ pub const Workers = struct {
         assert(w.waiting.is_empty());
     }
 
-    /// After `stop`, when every owner has taken its jobs back by a fence.
+    /// Called after `stop`, when every owner has taken its jobs back by a fence.
     pub fn deinit(w: *Workers) void {
         assert(w.started == 0);
         assert(w.done.is_empty() and w.taken.is_empty());
@@ -182,7 +184,7 @@ pub const Workers = struct {
         }
     }
 
-    /// Null at the end.
+    /// Waits for the next job to run; null: the end has come.
     fn next(w: *Workers, index: u32) ?*Job {
         w.mutex.lock();
         defer w.mutex.unlock();
@@ -199,12 +201,12 @@ pub const Workers = struct {
         }
     }
 
-    /// `index`: of the thread that has run it; null for the engine's, or a user's.
+    /// `index`: the thread that has run the job; null: the engine's thread, or a user's.
     fn finish(w: *Workers, job: *Job, index: ?u32) void {
         w.mutex.lock();
         if (index) |at| w.running[at] = null;
         w.done.push(job);
-        // Under the mutex: when the engine has risen, its waker may be closed.
+        // The wake is under the mutex: once the engine has risen, its waker may be closed.
         if (w.engine_rests) w.waker.wake();
         w.engine_rests = false;
         w.mutex.unlock();
@@ -217,25 +219,26 @@ pub const Workers = struct {
 
     pub fn parse(text: []const u8) ParseError!u32 {
         const count = std.fmt.parseInt(u32, text, 10) catch return error.BadWorkers;
-        // A sign or an underscore is no digit.
+        // parseInt alone would accept signs and underscores.
         for (text) |byte| if (!std.ascii.isDigit(byte)) return error.BadWorkers;
         return if (count <= threads_limit) count else error.BadWorkers;
     }
 
-    /// `PCCL_WORKERS`; unset or empty: by the cores that this process may use.
+    /// The value of `PCCL_WORKERS`; unset or empty: by the cores that this process may use.
     pub fn count_from_environment() ParseError!u32 {
         const value = std.mem.span(std.c.getenv("PCCL_WORKERS") orelse "");
         return if (value.len > 0) parse(value) else count_for(thread.cores_usable());
     }
 
-    /// One core is the engine's, which moves the bytes. On two the other is the user's: there the
-    /// work of handing over is not won back. Eight threads do more than one engine can move.
+    /// One core is for the engine, which moves the bytes. On a machine with two cores the second is
+    /// for the user: workers would not win back the cost of hand-overs. Eight threads do more than
+    /// one engine can move.
     fn count_for(core_count: u32) u32 {
         return if (core_count <= 2) 0 else @min(core_count - 1, 8);
     }
 };
 
-/// First in, first out.
+/// A queue of jobs: first in, first out.
 const Queue = struct {
     first: ?*Job = null,
     last: ?*Job = null,
@@ -258,7 +261,7 @@ const Queue = struct {
         return job;
     }
 
-    /// The first of an owner.
+    /// Removes the first job of an owner.
     fn remove(queue: *Queue, owner: Owner) ?*Job {
         var before: ?*Job = null;
         var at = queue.first;
@@ -276,7 +279,8 @@ const Queue = struct {
 
 // ---- tests
 
-/// Jobs that note when they began and that they ran, and a gate that holds those who come to it.
+/// Jobs that note when they began and that they ran, and a gate that holds the threads at gated
+/// jobs.
 const Bench = struct {
     waker: Waker,
     workers: Workers = undefined,
@@ -286,10 +290,10 @@ const Bench = struct {
     const Item = struct {
         job: Job,
         bench: *Bench,
-        /// The thread stays in it until the gate is open.
+        /// The job holds its thread until the gate is open.
         gated: bool = false,
         entered: lock.Signal = .{},
-        /// In the order of starts, from 1.
+        /// The place of the job in the order of starts, from 1.
         began: u32 = 0,
         runs: u32 = 0,
 
@@ -318,7 +322,7 @@ const Bench = struct {
         bench.workers.post(&item.job);
     }
 
-    /// As the engine does: it sleeps until a job has been run.
+    /// Takes a job as the engine does, asleep until a job has been run.
     fn take(bench: *Bench) !*Item {
         while (true) {
             if (bench.workers.take()) |job| return @fieldParentPtr("job", job);
@@ -332,12 +336,12 @@ const Bench = struct {
 };
 
 test "jobs begin in the order of their posts, and each is told once" {
-    // With 0 as where none can be started.
+    // With 0 threads it is as if no thread could be started.
     for ([_]u32{ 0, 1, 3 }) |threads| {
         var bench: Bench = undefined;
         try bench.init(threads);
         defer bench.deinit();
-        try std.testing.expectEqual(0, bench.workers.started); // before there is anything to do
+        try std.testing.expectEqual(0, bench.workers.started); // no job, so no thread yet
         var items: [200]Bench.Item = undefined;
         const owner: u8 = 0;
         for (&items) |*item| bench.post(item, &owner, false);
@@ -346,7 +350,7 @@ test "jobs begin in the order of their posts, and each is told once" {
         try std.testing.expect(bench.workers.started <= threads);
         for (&items, 1..) |*item, place| {
             try std.testing.expectEqual(1, item.runs);
-            // With more threads two can begin at once.
+            // With more threads two jobs can begin at once.
             if (threads <= 1) try std.testing.expectEqual(place, item.began);
         }
     }
@@ -362,7 +366,7 @@ test "a thread that waits for a job takes the next one, and no other is started"
     for (0..3) |_| {
         bench.post(&item, &owner, false);
         _ = try bench.take();
-        // The thread of the job is on its way back.
+        // The thread that ran the job is on its way back.
         while (true) : (std.Thread.yield() catch {}) {
             w.mutex.lock();
             defer w.mutex.unlock();
@@ -391,7 +395,7 @@ test "a fence waits for what runs, does what waits, and forgets what is done" {
     for (&waiting, 0..) |*item, index| {
         bench.post(item, if (index % 2 == 0) mine else others, false);
     }
-    // The gate opens only once the fence does the last of what waits.
+    // The gate opens only once the fence does the owner's last job that waits.
     const Opener = struct {
         fn open(last: *Bench.Item) void {
             _ = last.entered.wait(base.never);
@@ -434,7 +438,7 @@ test "an engine sleeps only when it has told every job, and wakes when one ends"
     const w = &bench.workers;
     const owner: u8 = 0;
     var items: [2]Bench.Item = undefined;
-    // The job ends while the engine sleeps, and then when it has risen.
+    // First the job ends while the engine sleeps, then when the engine has risen.
     for ([_]bool{ true, false }) |sleeps| {
         bench.post(&items[0], &owner, true);
         try std.testing.expect(items[0].entered.wait(base.never));

@@ -1,10 +1,10 @@
 //! workers-bench: a program that measures the cost of handing a job to worker.zig, and so from
-//! which size on that pays (`zig build workers-bench && zig-out/bin/workers-bench`).
+//! which size on a hand-over pays (`zig build workers-bench && zig-out/bin/workers-bench`).
 //!
-//! It prints medians: of one job that is posted to a worker that sleeps, and of its way there and
-//! back; then, for jobs that add f32, 64 after each other, of each job: done at once by this
-//! thread; posted to one worker, until all are taken; and the part of that which this thread, the
-//! engine's, spends on posting.
+//! The program prints medians. For one job that is posted to a sleeping worker it prints the time
+//! of the post, and of the way there and back. Then it prints three times for each of 64 jobs that
+//! add f32: done at once by this thread; posted to one worker, until all jobs are taken; and the
+//! part of the second that this thread, the engine's, spends on posting.
 
 const std = @import("std");
 const net = @import("net");
@@ -32,7 +32,7 @@ const Add = struct {
     }
 };
 
-/// As the engine waits for its sockets: asleep in the kernel.
+/// Takes a job as the engine does: asleep in the kernel until one has been run.
 fn take(workers: *Workers) void {
     while (workers.take() == null) {
         if (workers.rest()) {
