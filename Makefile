@@ -194,9 +194,9 @@ wheels: $(VENV)/.with-release
 	echo "make: qemu-aarch64 is missing: apt install qemu-user"; exit 1; }
 	$(RUN) release/wheels.py $(PYTHONS:%=--python %)
 
-# All that is uploaded, from nothing: no file of another release is left beside it.
+# All that is uploaded: no file of another release is left in dist.
 release: $(VENV)/.with-release $(VENV)/.with-test
-	rm -rf dist build/site
+	rm -rf dist
 	$(MAKE) wheels docs
 	$(RUN) release/bundle.py
 

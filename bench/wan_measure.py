@@ -361,6 +361,7 @@ def tables(rows: list[Row]) -> list[Table]:
         plain = {metric: row for (metric, _), row in found.items()}
         seconds, share = found["seconds", "bound"], plain["share"]
         gloo, small = found.get(("seconds", GLOO)), plain.get("small_seconds")
+        taken = gloo.baseline_value if gloo else None
         name = case.rsplit("/", 1)[1]
         times.add_row(
             name,
@@ -368,7 +369,7 @@ def tables(rows: list[Row]) -> list[Table]:
             f"{seconds.value:.3g}",
             f"{share.value:.0%}",
             "" if share.baseline_value is None else f"{share.baseline_value:.0%}",
-            significant(gloo.baseline_value if gloo else None),
+            f"{significant(taken)} ({seconds.baseline_value / taken:.0%})" if taken else "",
         )
         if small is not None:
             times.add_row(f"{name}: the small one", "", significant(small.value), "", "", "")

@@ -5,7 +5,10 @@
 Into `out`, where the wheels are: the source archives of pccl-py and pccl-compat, the site as
 pccl-site-VERSION.tar.gz (build/site, which `make docs` has made), the bill of materials as
 pccl-VERSION.cdx.json (CycloneDX 1.6), and SHA256SUMS of everything, for `sha256sum --check`. The
-same commit gives the same bytes: times in archives are those of the commit.
+same commit gives the same site and source archives: their times are that of the commit.
+
+The archive of the site has each version that is in build/site, so a release begins with the site of
+the release before: unpack its archive into build/ first.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -32,13 +36,18 @@ from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
 ROOT = Path(__file__).resolve().parent.parent
-# Parts of other projects that are compiled into the native libraries, and their licences. Versions
-# are those that pyproject.toml pins, or that bindings/third_party names.
+# Parts of other projects that are compiled into the native libraries, by their folders in
+# bindings/third_party, and their licences.
 COMPILED_IN = {
-    "ziglang": "MIT",  # its standard library; and libc++, which it brings
+    "libcxx": "Apache-2.0 WITH LLVM-exception",  # which ziglang brings
     "nanobind": "BSD-3-Clause",
+    "robin_map": "MIT",  # a part of nanobind
+    "xla_ffi": "Apache-2.0",  # a header of jaxlib
+    "ziglang": "MIT",
 }
-XLA_FFI = ("jaxlib", "0.10.2", "Apache-2.0")
+# The packages of an index that bring the parts which have no package of their own.
+BROUGHT_BY = {"libcxx": "ziglang", "robin_map": "nanobind", "xla_ffi": "jaxlib"}
+EXTRAS = ("numpy", "torch", "jax", "train", "privacy")
 
 
 def main() -> None:
@@ -50,23 +59,18 @@ def main() -> None:
         sys.exit(f"bundle: there are no wheels in {out}; `make release` makes them first")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     version = project["project"]["version"]
+    os.environ["SOURCE_DATE_EPOCH"] = str(make_site.commit_time())
     for folder in (ROOT, ROOT / "compat"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     site = out / f"pccl-site-{version}.tar.gz"
-    archive(make_site.SITE, site, commit_time())
+    archive(make_site.SITE, site, make_site.commit_time())
     bill = out / f"pccl-{version}.cdx.json"
-    bill.write_text(materials(project, commit_time()), encoding="utf-8")
+    bill.write_text(materials(project, make_site.commit_time()), encoding="utf-8")
     (out / "SHA256SUMS").unlink(missing_ok=True)
     (out / "SHA256SUMS").write_text(checksums(out), encoding="ascii")
     for path in sorted(out.iterdir()):
         print(f"bundle: {path.name}, {path.stat().st_size / 2**20:.2f} MiB", file=sys.stderr)
-
-
-def commit_time() -> int:
-    """Seconds since 1970."""
-    command = ["git", "log", "-1", "--format=%ct"]
-    return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
 
 
 def archive(folder: Path, file: Path, seconds: int) -> None:
@@ -97,20 +101,20 @@ def materials(project: dict[str, object], seconds: int) -> str:
     bom = Bom(serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"{about['name']}@{about['version']}"))
     bom.metadata.timestamp = datetime.fromtimestamp(seconds, UTC)
     bom.metadata.component = product
-    pinned = dict(
-        requirement.split("==") for requirement in build["requires"] if "==" in requirement
-    )
-    parts = [
-        component(name, pinned[name], licence, ComponentScope.REQUIRED)
-        for name, licence in COMPILED_IN.items()
-    ]
-    parts.append(component(*XLA_FFI, ComponentScope.REQUIRED))
+    pinned = dict(one.split("==") for one in build["requires"] if "==" in one)
+    header = (ROOT / "bindings" / "third_party" / "xla_ffi" / "README.md").read_text("utf-8")
+    pinned["jaxlib"] = header.partition("jaxlib ")[2].split()[0]
+    parts = []
+    for name, licence in COMPILED_IN.items():
+        package = BROUGHT_BY.get(name, name)
+        purl = PackageURL("pypi", None, package, pinned[package], None, f"part={name}")
+        part = component(name, pinned[package], licence, ComponentScope.REQUIRED)
+        part.purl = purl if name in BROUGHT_BY else part.purl
+        parts.append(part)
     needed = [name_of(requirement) for requirement in about["dependencies"]]
     parts += [component(name, None, None, ComponentScope.REQUIRED) for name in needed]
     extras = about["optional-dependencies"]
-    brought = {
-        name_of(one) for extra in ("numpy", "torch", "jax", "train") for one in extras[extra]
-    }
+    brought = {name_of(one) for extra in EXTRAS for one in extras[extra]}
     parts += [component(name, None, None, ComponentScope.OPTIONAL) for name in sorted(brought)]
     bom.components.update(parts)
     bom.register_dependency(product, parts)

@@ -110,6 +110,7 @@ def main() -> None:
     (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
     # Not --quiet, which hides the warnings from --strict too.
     mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    os.environ["SOURCE_DATE_EPOCH"] = str(commit_time())
     os.environ["NO_MKDOCS_2_WARNING"] = "1"  # an advertisement of mkdocs-material for its successor
     done = subprocess.run(
         [*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")],
@@ -122,13 +123,21 @@ def main() -> None:
     list_versions(SITE)
 
 
+def commit_time() -> int:
+    """Seconds since 1970; 0 outside of a checkout."""
+    command = ["git", "log", "-1", "--format=%ct"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
 def pictures() -> list[Path]:
     return sorted(path for path in (ROOT / "docs").iterdir() if path.suffix in (".png", ".svg"))
 
 
 def list_versions(site: Path) -> None:
     """Writes what the choice of versions reads, and a page that leads to the newest version."""
-    versions = [path.parent.name for path in site.glob("*/index.html")]
+    names = [path.parent.name for path in site.glob("*/index.html")]
+    versions = [name for name in names if re.fullmatch(r"\d+(\.\d+)*", name)]
     versions.sort(key=lambda text: [int(part) for part in text.split(".")], reverse=True)
     listed = [{"version": text, "title": text, "aliases": []} for text in versions]
     (site / "versions.json").write_text(json.dumps(listed), encoding="utf-8")

@@ -220,7 +220,7 @@ def test_the_page_of_the_package_is_the_readme_without_dead_links(sdist: tarfile
     assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
     assert "Project-URL: Paper, https://arxiv.org/abs/2505.14065" in text
     # The notices of what is compiled in, as their licences ask.
-    for name in ("nanobind", "robin_map", "xla_ffi", "ziglang"):
+    for name in ("libcxx", "nanobind", "robin_map", "xla_ffi", "ziglang"):
         assert f"License-File: bindings/third_party/{name}/LICENSE" in text
 
 

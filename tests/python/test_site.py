@@ -51,7 +51,7 @@ def test_the_python_reference_is_by_topic_with_the_errors_last() -> None:
 
 
 def test_a_version_stays_beside_a_newer_one(tmp_path: Path) -> None:
-    for version in ("0.1.0", "0.10.0", "0.9.0"):
+    for version in ("0.1.0", "0.10.0", "0.9.0", "another folder"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "index.html").touch()
     make_site.list_versions(tmp_path)

@@ -1,4 +1,4 @@
-"""The site of `make docs` in Chromium: no empty page, dead link, missing picture or code cut off.
+"""The site of `make docs` in Chromium: no empty page, dead link, missing picture, or page cut off.
 
 It reads build/site, which `make docs` has made, from a server on loopback. Screenshots of six pages
 stay in build/site-screenshots. The browser says what a reader sees, so nothing here knows how
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urldefrag
 
@@ -32,20 +32,27 @@ SIX = (
 WORDS_MIN = 80
 # The least share of pixels in the middle of a page that are not background.
 INK_MIN = 0.01
-# Asks a page for its words, links and pictures, and for parts that are wider than their place and
-# cannot be scrolled.
+# Asks a page for its words, links and pictures, for code that is cut off and cannot be scrolled, and
+# for its width beyond that of the window.
 LOOK = """() => {
     const shown = document.querySelector("article");
-    const cut = [...shown.querySelectorAll("pre > code, table, img")].filter(
-        element => element.scrollWidth > element.clientWidth + 1
-            && getComputedStyle(element).overflowX === "hidden");
+    const hides = element => {
+        const style = getComputedStyle(element);
+        return (style.overflowX === "hidden" && element.scrollWidth > element.clientWidth + 1)
+            || (style.overflowY === "hidden" && element.scrollHeight > element.clientHeight + 1);
+    };
+    const cut = [...shown.querySelectorAll("pre > code")].filter(code => {
+        for (let each = code; each !== shown; each = each.parentElement)
+            if (hides(each)) return true;
+        return false;
+    });
     return {
         words: shown.innerText.split(/\\s+/).length,
         links: [...document.querySelectorAll("a[href]")].map(link => link.href),
         ids: [...document.querySelectorAll("[id]")].map(element => element.id),
         blank: [...shown.querySelectorAll("img")].filter(image => !image.naturalWidth)
             .map(image => image.src),
-        cut: cut.map(element => element.innerText.slice(0, 60)),
+        cut: cut.map(code => code.innerText.slice(0, 60)),
         overflow: document.documentElement.scrollWidth - window.innerWidth,
     };
 }"""
@@ -86,14 +93,21 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    made = browser.new_page(viewport={"width": 1280, "height": 900})
+    made.set_default_timeout(120_000)  # on a busy machine
+    yield made
+    made.close()
+
+
 def pages() -> list[str]:
     site = make_site.SITE / make_site.VERSION
     found = [path.parent.relative_to(site).as_posix() for path in site.rglob("index.html")]
     return sorted("" if path == "." else f"{path}/" for path in found)
 
 
-def test_no_page_is_empty_or_cut_and_no_link_is_dead(browser: Any, address: str) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+def test_no_page_is_empty_or_cut_off_and_no_link_is_dead(page: Any, address: str) -> None:
     wrong: list[str] = []
 
     def answered(got: Any) -> None:
@@ -113,7 +127,7 @@ def test_no_page_is_empty_or_cut_and_no_link_is_dead(browser: Any, address: str)
         page.set_viewport_size({"width": 400, "height": 800})
         narrow = page.evaluate(LOOK)
         for width, found in ((1280, look), (400, narrow)):
-            wrong += [f"{path} at {width}: cut: {text}" for text in found["cut"]]
+            wrong += [f"{path} at {width}: cut code: {text}" for text in found["cut"]]
             if found["overflow"] > 0:
                 wrong.append(f"{path} at {width}: {found['overflow']} pixels wider than the window")
         wrong += [f"{path}: no picture {source}" for source in look["blank"]]
@@ -129,20 +143,17 @@ def test_no_page_is_empty_or_cut_and_no_link_is_dead(browser: Any, address: str)
                 wrong.append(f"{source}: no page {target}")
             elif anchor and anchor not in seen[target]["ids"]:
                 wrong.append(f"{source}: no place {link}")
-    page.close()
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("path", SIX)
 def test_a_page_shows_something_from_its_head_to_its_foot(
-    browser: Any, address: str, path: str
+    page: Any, address: str, path: str
 ) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(address + path)
     SHOTS.mkdir(parents=True, exist_ok=True)
     file = SHOTS / f"{path.strip('/').replace('/', '-') or 'index'}.png"
     page.screenshot(path=str(file))
-    page.close()
     shot = np.round(matplotlib.image.imread(file)[:, :, :3] * 255).astype(int)
     article = shot[100:, 320:960]
     background = article[-1, -1]
@@ -151,22 +162,20 @@ def test_a_page_shows_something_from_its_head_to_its_foot(
         assert ink > INK_MIN, f"{file}: {ink:.4f} of the pixels"
 
 
-def test_the_search_finds_and_the_version_is_that_of_the_wheel(browser: Any, address: str) -> None:
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+def test_the_search_finds_and_the_version_is_that_of_the_wheel(page: Any, address: str) -> None:
     page.goto(address)
     page.wait_for_selector(".md-version__current")
     assert page.inner_text(".md-version__current").strip() == make_site.VERSION
     page.click(".md-search__input")
-    page.fill(".md-search__input", "error_feedback")
+    # Before that the search has not read its index, and misses what is typed.
+    page.wait_for_selector(".md-search-result__meta:has-text('Type to start')")
+    page.keyboard.type("error_feedback")
     page.wait_for_selector(".md-search-result__link")
     assert "error_feedback" in page.inner_text(".md-search-result__list")
-    page.close()
 
 
-def test_the_root_leads_to_the_newest_version(browser: Any, address: str) -> None:
-    page = browser.new_page()
+def test_the_root_leads_to_the_newest_version(page: Any, address: str) -> None:
     page.goto(address.removesuffix(f"{make_site.VERSION}/"))
     page.wait_for_url(lambda url: url.rstrip("/") != address.rsplit("/", 2)[0])
-    newest = max(path.parent.name for path in Path(make_site.SITE).glob("*/index.html"))
+    newest = json.loads((make_site.SITE / "versions.json").read_text("utf-8"))[0]["version"]
     assert page.url.rstrip("/").endswith(newest)
-    page.close()
