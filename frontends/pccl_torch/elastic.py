@@ -83,9 +83,9 @@ class ElasticState:
 
     All members make it of modules and optimizers of the same structure. State that an optimizer
     makes at its first step is made in `sync` on members that have none yet. `group`: a process
-    group of pccl; the default group if None, as it is when `sync` is called. `revision`: with
-    content of a checkpoint, the `revision` that this state had when it was saved. If members start
-    together, the content of the highest revision wins.
+    group of pccl; the default group if None, as it is when `sync` is called. `revision`: if
+    members start together, the content of the highest revision wins. Pass the step of a checkpoint:
+    a run that nobody enters or leaves syncs once, so `self.revision` does not tell its files apart.
 
     `prefetch`, the same on all members: a newcomer fetches in the background, before the others let
     it in, the tensors that do not change, those of a frozen base model for example. It must make
@@ -160,7 +160,7 @@ class ElasticState:
 
     @property
     def revision(self) -> int:
-        """That of the content: one more after each sync. Save it beside the content."""
+        """Revision of the content: that of the content which the last sync elected, plus one."""
         return self._revision
 
     def sync(
