@@ -385,7 +385,6 @@ const Run = struct {
             .state = .running,
             .begun_attempt = 1,
             .voted_attempt = 0,
-            .digest = 0,
             .chunks = @intCast(chunks),
             .settled = .of(ranges.items),
         } });

@@ -585,7 +585,6 @@ pub const Court = struct {
         if (voted_attempt > 0) {
             said.state = .done;
             said.voted_attempt = voted_attempt;
-            said.digest = 7;
         }
         try court.say(index, .{ .report_op = said });
     }
@@ -601,7 +600,6 @@ pub const Court = struct {
             .state = .running,
             .begun_attempt = 1,
             .voted_attempt = 0,
-            .digest = 0,
             .chunks = chunks,
             .settled = .of(&.{}),
         };

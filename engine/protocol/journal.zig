@@ -231,7 +231,7 @@ pub const Journal = struct {
 
 // ---- bytes
 
-pub const version: u32 = 6;
+pub const version: u32 = 7;
 const magic = "PCCLJRNL";
 pub const header_bytes = magic.len + 8;
 

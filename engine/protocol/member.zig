@@ -1449,7 +1449,6 @@ pub const Member = struct {
             .state = if (op.state == .running) .running else .done,
             .begun_attempt = op.begun_attempt,
             .voted_attempt = if (op.state == .running) 0 else op.voted_attempt,
-            .digest = op.digest,
             .chunks = op.chunks,
             .settled = .of(ranges.items),
         } });

@@ -278,7 +278,6 @@ test "newcomers that agree with the members stay, and the others go at once" {
         var said = court.running(tag, 1);
         said.state = .done;
         said.voted_attempt = 1;
-        said.digest = 7;
         try court.say(index, .{ .report_op = said });
         try court.report_end(index);
     }
@@ -377,7 +376,6 @@ fn report_voted(court: *Court, index: usize, called: *const control.Descriptor) 
     said.descriptor = called.*;
     said.state = .done;
     said.voted_attempt = court.attempt - 1;
-    said.digest = 7;
     said.settled = .of(&.{.{ .begin = 0, .end = 1, .reduced_attempt = said.voted_attempt }});
     try court.say(index, .{ .report_op = said });
 }

@@ -525,7 +525,6 @@ pub const ReportOp = struct {
     /// voted.
     begun_attempt: u32,
     voted_attempt: u32,
-    digest: u128,
     chunks: u32,
     settled: List(SettledRange),
 
@@ -535,7 +534,6 @@ pub const ReportOp = struct {
         .attempt = .any,
         .begun_attempt = .any,
         .voted_attempt = .any,
-        .digest = .any,
         .chunks = limits.chunks_max,
         .settled = limits.chunks_max,
     };
