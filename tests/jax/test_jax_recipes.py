@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 import pccl_py as pccl
+from harness.child import Child
 
 pytestmark = [
     pytest.mark.xdist_group("recipes"),
@@ -28,6 +28,10 @@ SECONDS_MAX = 120.0
 # Process 1 is killed between the sync of a step and its all_reduce, in which the others are.
 KILL = """    if os.environ["RANK"] == "1" and turn.held["step"] == 10:
         os.kill(os.getpid(), 9)
+"""
+# A member says that its checkpoint is on the disk.
+SAY_SAVED = """        manager.wait_until_finished()
+        print("saved", flush=True)
 """
 
 
@@ -97,29 +101,30 @@ def test_a_checkpoint_of_one_process_serves_both(folder: Path) -> None:
 @pytest.mark.parametrize("folder", ["orbax"], indirect=True)
 def test_a_newcomer_takes_the_state_of_the_members_and_saves_nothing(folder: Path) -> None:
     """Goal: a newcomer without a checkpoint does not begin at step 0. Method: a member trains
-    without end; the newcomer wants one step, so it leaves with the first state that it gets."""
+    without end, and says when it has saved step 20; the newcomer wants one step, so it leaves with
+    the first state that it gets."""
+    save = "        manager.save(step, args=ocp.args.StandardSave(held))\n"
+    program = (folder / "train.py").read_text("utf-8")
+    assert program.count(save) == 1
+    (folder / "member.py").write_text(program.replace(save, save + SAY_SAVED), "utf-8")
+    for place in ("member", "newcomer"):
+        (folder / place).mkdir()
+    lines: queue.Queue[str] = queue.Queue()
     with pccl.Coordinator(bind="127.0.0.1:0") as coordinator:
-        given = {**os.environ, **SURROUNDINGS, "PCCL_TOKEN": coordinator.token}
-
-        def start(place: str, steps: int) -> subprocess.Popen[str]:
-            (folder / place).mkdir()
-            command = [sys.executable, "../train.py", str(steps)]
-            return subprocess.Popen(
-                command, cwd=folder / place, env=given, stdout=subprocess.PIPE, text=True
-            )
-
-        member = start("member", 10**9)
-        try:
-            until = time.monotonic() + SECONDS_MAX
-            pause = threading.Event()
-            while not saved(folder / "member"):
-                assert member.poll() is None and time.monotonic() < until
-                pause.wait(0.05)
-            told, _ = start("newcomer", 1).communicate(timeout=SECONDS_MAX)
-            assert member.poll() is None
-        finally:
-            member.kill()
-            member.communicate()
+        given = {**SURROUNDINGS, "PCCL_TOKEN": coordinator.token}
+        command = [sys.executable, "../member.py", str(10**9)]
+        with Child(command, heard=lines.put, environment=given, folder=folder / "member") as member:
+            for line in ("checkpoint of step 0\n", "saved\n"):
+                assert lines.get(timeout=SECONDS_MAX) == line, member.errors
+            told = subprocess.run(
+                [sys.executable, "../train.py", "1"],
+                cwd=folder / "newcomer",
+                env={**os.environ, **given},
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=SECONDS_MAX,
+            ).stdout
+            assert member.running, member.errors
     found = re.fullmatch(r"checkpoint of step 0\nstep (\d+), [0-9a-f]{32}\n", told)
     assert found and int(found[1]) >= 20, told
     assert not saved(folder / "newcomer")

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import array
 import os
+import re
 import shutil
 import socket
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,6 +23,7 @@ from networks import Internet, Machine, ends
 
 import pccl_py as pccl
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "INTERNET.md"
 COORDINATOR = ("-u", "-m", "pccl_py.cli", "coordinator")
 
 
@@ -106,11 +109,11 @@ def wireguard(vm: Machine, homes: list[Machine], folder: Path) -> Iterator[None]
     kernel has none, makes a socket of that name outside the namespace."""
     require_wireguard(vm)
     machines = [vm, *homes]
+    for home in homes:
+        home.hosts(f"{vm.address} vm.example")
     interfaces = [f"pccl{number}-{os.getpid()}" for number in range(len(machines))]
     try:
-        for machine, interface, text in zip(
-            machines, interfaces, configurations(vm.address), strict=True
-        ):
+        for machine, interface, text in zip(machines, interfaces, configurations(), strict=True):
             file = folder / f"{interface}.conf"
             file.touch(0o600)
             file.write_text(text)
@@ -139,40 +142,17 @@ def require_wireguard(machine: Machine) -> None:
             namespaces.skip(f"the kernel has no WireGuard ({error}): install wireguard-go")
 
 
-def configurations(endpoint: str) -> list[str]:
-    """wg0.conf of the machine in the middle, and of each home."""
-    secrets = [output("wg", "genkey") for _ in range(3)]
-    publics = [output("wg", "pubkey", of=secret) for secret in secrets]
-    middle = f"""
-[Interface]
-Address = 10.8.0.1/24
-ListenPort = 51820
-PrivateKey = {secrets[0]}
-PostUp = sysctl -w net.ipv4.ip_forward=1
-
-[Peer]
-PublicKey = {publics[1]}
-AllowedIPs = 10.8.0.2/32
-
-[Peer]
-PublicKey = {publics[2]}
-AllowedIPs = 10.8.0.3/32
-"""
-    homes = [
-        f"""
-[Interface]
-Address = 10.8.0.{number}/24
-PrivateKey = {secret}
-
-[Peer]
-PublicKey = {publics[0]}
-Endpoint = {endpoint}:51820
-AllowedIPs = 10.8.0.0/24
-PersistentKeepalive = 25
-"""
-        for number, secret in enumerate(secrets[1:], 2)
-    ]
-    return [middle, *homes]
+def configurations() -> list[str]:
+    """The guide's wg0.conf of the VM, of home A and of home B, with keys for their names."""
+    blocks = re.findall(r"```ini\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    texts = [textwrap.dedent(block) for block in blocks if "[Interface]" in block]
+    for owner in ("VM", "HOME_A", "HOME_B"):
+        secret = output("wg", "genkey")
+        keys = {"PRIVATE": secret, "PUBLIC": output("wg", "pubkey", of=secret)}
+        for kind, key in keys.items():
+            texts = [text.replace(f"{kind}_KEY_OF_{owner}", key) for text in texts]
+    assert not any("_KEY_OF_" in text for text in texts), "a key of a machine that is none of these"
+    return texts
 
 
 def output(*command: str, of: str = "") -> str:
