@@ -32,8 +32,8 @@ SIX = (
 WORDS_MIN = 80
 # The least share of pixels in the middle of a page that are not background.
 INK_MIN = 0.01
-# Asks a page for its words, links and pictures, for code that is cut off and cannot be scrolled, and
-# for its width beyond that of the window.
+# Asks a page for its words, links and pictures, for code that is cut off and cannot be scrolled,
+# and for its width beyond that of the window.
 LOOK = """() => {
     const shown = document.querySelector("article");
     const hides = element => {
