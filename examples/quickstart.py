@@ -20,6 +20,6 @@ for step in pccl.steps({"parameters": parameters, "steps_done": steps_done}):
     with step as comm:  # every peer begins the step with equal bytes
         gradients = rng.standard_normal(parameters.size, np.float32)
         outcome = comm.all_reduce(gradients, op="avg")  # in place; goes on when a peer dies
-        parameters -= 0.1 * gradients
+        parameters -= 0.1 * gradients  # in place, too
         steps_done += 1
         print(f"step {steps_done[0]}: {len(outcome.contributors)} peers, digest {outcome.digest}")

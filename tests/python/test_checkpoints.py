@@ -150,6 +150,8 @@ def test_beside_a_live_run_a_checkpoint_wins_only_if_its_peer_insists(
         replaced = REPLACED.search(line)
         assert replaced and replaced.groups() == (received[2], str(revision))
         assert "; it came from peer " in line
+        with np.load(file) as kept:  # a file that the members have not passed stays
+            assert (kept["revision"] == revision) == (revision > int(received[2]))
         return int(received[2]), line
 
     revision, told = join(10**9)
