@@ -1,2 +1,1 @@
-"""Programs that show how PCCL is used. `demo/` is the one that `make demo` runs; `quickstart.py` is
-the README's."""
+"""Programs that show how PCCL is used. `make demo` runs `demo/`; the README has `quickstart.py`."""

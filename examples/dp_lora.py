@@ -4,12 +4,12 @@
 
 The weights W of a trained model are frozen. Each linear layer becomes W + BA, and only the small
 factors A and B are trained and exchanged. Each worker has records that it must not reveal: a step
-draws some of them at random, clips the gradient of each, and adds noise to their sum (DP-SGD, arXiv
-1607.00133). Only factors that were trained so leave a worker; pccl_train averages them.
+draws some records at random, clips the gradient of each, and adds noise to the sum of gradients
+(DP-SGD, arXiv 1607.00133). Only A and B leave a worker; pccl_train averages them over workers.
 
-The guarantee is for one record, of 65 bytes, that is added or removed; it holds against all other
-workers and all users of the model, and does not protect an author of many records. `Privacy` of
-pccl_train is another form: it protects all data of a worker at once, and wants many workers.
+The guarantee is for adding or removing one record of 65 bytes. It holds against all other workers
+and all users of the model, but does not protect an author of many records. `Privacy` of pccl_train
+instead protects all data of a worker as a unit, and needs many workers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from examples.small_gpt import CONTEXT, WORKER, SmallGPT, batches, tell
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 WORKERS = int(os.environ.get("WORLD_SIZE", "1"))
 RANK, RATE, BATCH = 4, 1.5, 32  # BATCH: the mean number of records of a step
-CLIP, NOISE, DELTA = 0.3, 1.0, 1e-5  # the noise of a sum has the deviation NOISE * CLIP
-RANDOM = np.random.default_rng()  # seeded by the system; real secrets want a cryptographic one
+CLIP, NOISE, DELTA = 0.3, 1.0, 1e-5  # noise in a sum has the standard deviation NOISE * CLIP
+RANDOM = np.random.default_rng()  # for real secrets use a cryptographic generator
 
 
 class Adapted(nn.Module):
-    """A linear layer of W + BA. A and B may have a first dimension: the records of a batch."""
+    """A linear layer with weights W + BA. The first dimension of A and B may be the records of a
+    batch."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Adapted(nn.Module):
 
 
 def base() -> SmallGPT:
-    """A model of public text, the same at all workers: a real program downloads one."""
+    """A model trained on public text, equal on all workers. A real program downloads a model."""
     torch.manual_seed(0)
     model, text = SmallGPT(layers=1), batches(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -60,7 +61,7 @@ def base() -> SmallGPT:
 
 
 def adapt(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Freezes a model, and gives its linear layers factors, which it returns by their names."""
+    """Freezes a model, adds factors A and B to its linear layers, and returns these by name."""
     model.requires_grad_(False)
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
@@ -70,15 +71,18 @@ def adapt(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def all_records() -> Tensor:
-    """(count, CONTEXT + 1) bytes: Python's tables of characters, a kind of text new to the base."""
+    """All records, (count, CONTEXT + 1) bytes, from Python's tables of characters: text unlike that
+    of `base`."""
     files = sorted(Path(sysconfig.get_path("stdlib"), "encodings").glob("*.py"))
     text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8).astype(np.int64)
     return torch.from_numpy(np.resize(text, (len(text) // (CONTEXT + 1), CONTEXT + 1)))
 
 
 def set_gradients(model: nn.Module, factors: dict[str, nn.Parameter], own: Tensor) -> None:
-    """Sets the gradient of each factor: a mean over drawn records, each clipped, with noise."""
-    # Records are drawn independently (Poisson). Each has a copy of the factors, and so a gradient.
+    """Sets the gradient of each factor to the mean of clipped gradients of random records, plus
+    noise."""
+    # Draws each record independently (Poisson), and copies the factors for each: so each record has
+    # a gradient of its own.
     drawn = own[torch.from_numpy(RANDOM.random(len(own)) < BATCH / len(own))]
     copies = [p.detach().expand(len(drawn), *p.shape).requires_grad_() for p in factors.values()]
     loss = torch.func.functional_call(model, dict(zip(factors, copies, strict=True)), (drawn,))
@@ -91,7 +95,7 @@ def set_gradients(model: nn.Module, factors: dict[str, nn.Parameter], own: Tenso
 
 
 def epsilon(records: int) -> str:
-    """The guarantee for each of so many records of a worker, after all steps, in words."""
+    """Epsilon and delta of a record after all steps, as text, if a worker has `records` records."""
     try:
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp  # pyright: ignore
     except ModuleNotFoundError:

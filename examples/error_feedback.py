@@ -1,10 +1,10 @@
-"""The use of error feedback. To run it: python examples/error_feedback.py
+"""Shows the effect of error feedback on rounded gradients: python examples/error_feedback.py
 
-Four peers in this process descend on the average of their losses, each a bowl with its own lowest
-point, long in one direction. Where all of them together have come to rest, each still has a large
-gradient of its own, and rounding it to 4 bits moves them away again. With error feedback what is
-rounded away is added to the next gradient, and nothing is lost for good. In your own program it is
-one line, before the loop: comm.error_feedback(tag) with the tag of your calls of all_reduce.
+Four peers in this process minimize the average of their losses; each loss is a bowl with a lowest
+point of its own. At the minimum of the average each peer still has a large gradient of its own, and
+the error of rounding it to 4 bits moves the peers away again. With error feedback, what is rounded
+away is added to the next gradient. Your own program needs one line before the loop:
+comm.error_feedback(tag) with the tag of your all_reduce calls.
 """
 
 from functools import partial
@@ -21,14 +21,14 @@ GOALS = [np.random.default_rng(peer).standard_normal(SIZE, np.float32) for peer 
 def descend(comm: pccl.Communicator, codec: pccl.Codec, feeds_back: bool) -> np.ndarray:
     """One peer's program. All peers return the same parameters, bit by bit."""
     parameters = np.zeros(SIZE, np.float32)
-    # From here on, for every call with this tag.
+    # Error feedback for every following call with this tag.
     feedback = comm.error_feedback(tag=1) if feeds_back else None
     for _ in range(STEPS):
         gradient = CURVATURE * (parameters - GOALS[comm.rank])
         comm.all_reduce(gradient, op="avg", tag=1, codec=codec)
         parameters -= RATE * gradient
     if feedback is not None:
-        # In a checkpoint, beside the parameters; after a restart, feedback.load(residual).
+        # Save this in a checkpoint beside the parameters; restore it by feedback.load(residual).
         residual = feedback.save()
         assert len(residual) == 4 * SIZE
         feedback.close()
@@ -36,7 +36,7 @@ def descend(comm: pccl.Communicator, codec: pccl.Codec, feeds_back: bool) -> np.
 
 
 def loss(parameters: np.ndarray) -> float:
-    """How far above the lowest point of the average."""
+    """How far the average loss at `parameters` is above its minimum."""
     lowest = sum(GOALS) / np.float32(PEERS)
     return float(np.mean(CURVATURE * (parameters - lowest) ** 2))
 

@@ -2,9 +2,8 @@
 
     pccl run -n 3 -- python examples/jax_data_parallel.py
 
-The third process kills itself inside of a compiled step; the first starts a new one. Left out,
-these two parts leave the loop that a program of your own needs. docs/guides/JAX.md has more about
-it.
+The third process kills itself inside of a compiled step; the first starts a new process. Your own
+program needs the loop without these two parts. docs/guides/JAX.md explains the loop.
 """
 
 import hashlib
@@ -23,15 +22,15 @@ import pccl_jax.optax as pj_optax
 
 import pccl_py as pccl
 
-NUMBER = int(os.environ["RANK"])  # of this process; its rank in the run changes
+NUMBER = int(os.environ["RANK"])  # of this process; unlike its rank in the run, it never changes
 KILLED, DIES_IN_STEP, NEWCOMER = 2, 10, 3
-STEPS_TOGETHER = 20  # after the newcomer has come
+STEPS_TOGETHER = 20  # steps after the newcomer has joined
 
 OPTIMIZER = optax.chain(pj_optax.average_gradients(), optax.adam(1e-3))
 
 
 def initial() -> dict[str, Any]:
-    keys = jax.random.split(jax.random.key(NUMBER), 2)  # sync() makes them equal
+    keys = jax.random.split(jax.random.key(NUMBER), 2)  # sync() makes the parameters equal
     params = {
         "w1": jax.random.normal(keys[0], (32, 256)) / 6,
         "w2": jax.random.normal(keys[1], (256, 1)) / 16,
@@ -44,7 +43,7 @@ def loss_of(params: Any, inputs: Any) -> Any:
     return jnp.mean((outputs - inputs.sum(1, keepdims=True)) ** 2)
 
 
-@pj.jit  # compiled once, for three members, for two, and for three again
+@pj.jit  # compiled once; serves three members, two, and three again
 def step(comm: pj.Comm, params: Any, opt: Any, inputs: Any, dies: Any) -> Any:
     grads = jax.grad(loss_of)(params, inputs)
     jax.lax.cond(dies, lambda: jax.debug.callback(die), lambda: None)
@@ -57,7 +56,7 @@ def train(comm: pccl.Communicator) -> None:
     held, newcomer_started = initial(), False
     state = pj.shared_state(comm, held)
     while not held["last_step"] or held["step"] < held["last_step"]:
-        admission = comm.admit()  # the safe point: processes come and go here
+        admission = comm.admit()  # the safe point: newcomers enter, lost members leave
         if admission.changed:
             if admission.joined and held["step"]:
                 held["last_step"] = held["step"] + STEPS_TOGETHER
@@ -65,7 +64,7 @@ def train(comm: pccl.Communicator) -> None:
             tell(comm, held, f"joined {len(admission.joined)}, left {len(admission.left)}")
         dies = NUMBER == KILLED and held["step"] == DIES_IN_STEP
         inputs = rng.standard_normal((64, 32), np.float32)
-        # A loss in here costs nothing: the average is over those who contribute.
+        # If a member is lost during the step, the average is over the other members.
         held["params"], held["opt"] = step(comm, held["params"], held["opt"], inputs, dies)
         held["step"] = held["step"] + 1
         outcome = pj_optax.outcome(held["opt"])
@@ -83,7 +82,7 @@ def tell(comm: pccl.Communicator, held: dict[str, Any], text: str) -> None:
     digest = hashlib.blake2b(b"".join(np.asarray(each).tobytes() for each in shared), digest_size=8)
     members = f"process {NUMBER}, one of {comm.world_size}"
     line = f"{members}, step {held['step']}: {text}, digest {digest.hexdigest()}"
-    print(line + "\n", end="", flush=True)  # in one piece: the newcomer writes there too
+    print(line + "\n", end="", flush=True)  # one write, as the newcomer prints there, too
 
 
 def die() -> None:

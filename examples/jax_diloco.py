@@ -1,8 +1,8 @@
-"""DiLoCo for a pytree of JAX, any optimizer of optax, and jitted inner steps.
+"""DiLoCo with JAX: a pytree of parameters, any optimizer of optax, and jitted inner steps.
 
     pccl run -n 4 -- python examples/jax_diloco.py
 
-An exchange goes on while jitted steps run: its result is taken ten steps later.
+An exchange goes on while jitted steps run: its result is used ten steps later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
 
     diloco = pccl_train.jax.DiLoCo(sync_every=40, fragment_sync_delay=10, codec="int8")
     with pccl.connect() as comm:
-        params, state = diloco.init(comm, initial(WORKER))  # all leave it with equal parameters
+        params, state = diloco.init(comm, initial(WORKER))  # makes parameters equal on all workers
         optimizer = adamw.init(params)
         while state.progress < STEPS:
             params, optimizer, loss = inner_step(params, optimizer, *drawn())

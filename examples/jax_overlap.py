@@ -1,9 +1,10 @@
-"""A transfer beside computing: all_reduce_start and all_reduce_done in one jitted program.
+"""Overlaps an all_reduce with computing: all_reduce_start and all_reduce_done in a jitted program.
 
     pccl run -n 2 -- python examples/jax_overlap.py
 
-The gradients of one half of the model travel while those of the other half are computed. Start
-returns without waiting for others, done waits for the sum. Both programs give the same bytes.
+all_reduce_start returns without waiting for other peers, and all_reduce_done waits for the result.
+Meanwhile the program computes, as a training program could compute the gradients of other layers.
+The programs with and without overlap give the same bytes.
 """
 
 import time
@@ -20,7 +21,7 @@ COUNT, WIDTH, PRODUCTS, ROUNDS = 1 << 20, 512, 8, 5
 
 
 def products(x: Any) -> Any:
-    """Work that does not need what travels."""
+    """Work that does not depend on the all_reduce."""
     return jax.lax.fori_loop(0, PRODUCTS, lambda _, y: jnp.tanh(y @ x), x)
 
 
@@ -39,7 +40,7 @@ def overlapped(comm: pj.Comm, gradients: Any, x: Any) -> Any:
 
 
 def seconds(comm: pccl.Communicator, step: Any, gradients: Any, x: Any) -> tuple[float, Any]:
-    """The best of some rounds, after one that compiles; and the result."""
+    """The time of the fastest of ROUNDS calls of `step`, after a call that compiles; the result."""
     results, taken = step(comm, gradients, x), []
     for _ in range(ROUNDS):
         pj.barrier(comm)

@@ -1,10 +1,10 @@
-"""NumPy, JAX, PyTorch and C in one run: each a peer, all end with the same bytes.
+"""Peers in NumPy, JAX, PyTorch and C in one run, which all end with the same bytes.
 
     python examples/mixed_frameworks.py
 
-It starts a run of one peer for each framework that is installed, and says which ones are not. The
-peer in C is examples/c_average. Calls are the same in all of them, so a run may have peers of any
-kind: here the average of 1,000 numbers, of which rank r brings 3 + r at every position.
+Starts a run with one peer for each framework that is installed, and names the missing frameworks.
+The peer in C is examples/c_average. Peers of all kinds make the same calls, so a run may mix kinds:
+here they average 1,000 numbers, and rank r contributes 3 + r at every position.
 """
 
 import importlib.util

@@ -2,7 +2,8 @@
 
     pccl run -n 4 -- python examples/muloco.py
 
-Muon steps matrices and AdamW the rest; the steps of Muon, which come last, are counted.
+Muon updates the matrices, and AdamW all other parameters. DiLoCo counts Muon's steps, because in a
+turn Muon steps last.
 """
 
 from __future__ import annotations

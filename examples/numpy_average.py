@@ -1,9 +1,9 @@
-"""The average of examples/c_average, in NumPy: every process brings one number per position.
+"""The average of examples/c_average, in NumPy: every process contributes an array of 1,000 numbers.
 
-To run it: pccl run -n 2 -- python examples/numpy_average.py 3
+    pccl run -n 2 -- python examples/numpy_average.py 3
 
-It makes the same calls as the program in C, so processes of both kinds may be in one run, and all
-leave with the same bytes: they print one digest. pccl_numpy has more for arrays.
+This program makes the same calls as the program in C, so processes of both kinds may be in one run.
+All processes end with the same bytes, and print the same digest.
 """
 
 import sys
@@ -19,8 +19,8 @@ if len(sys.argv) != 2:
     sys.exit("usage: PCCL_TOKEN=... numpy_average.py VALUE")
 value = float(sys.argv[1])
 
-with pccl.connect() as comm:  # PCCL_TOKEN says where
-    comm.admit()  # the safe point: from here on there are a rank and a world size
+with pccl.connect() as comm:  # to the run of PCCL_TOKEN
+    comm.admit()  # the safe point: after it, this peer has a rank and a world size
     numbers = np.full(COUNT, value + comm.rank, np.float32)
     mean, outcome = pnp.all_reduce(comm, numbers, op="avg", return_outcome=True)
     print(

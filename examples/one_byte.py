@@ -2,13 +2,13 @@
 
     pccl run -n 4 --restarts 4 -- python examples/one_byte.py
 
-In a step each machine looks at its loss a little forward and a little backward along a random
-direction, which follows from a seed. How much the loss changes is the gradient along it: one
-number, and it travels as one byte. Everybody knows the seeds, so everybody takes the steps of all.
-Machines come and go: a newcomer gets the parameters once, and then bytes.
+In a step each machine computes its loss a little forward and a little backward along a random
+direction, which follows from a seed. The difference of both losses is the gradient along this
+direction: one number, sent as one byte. All machines know the seeds, so each machine takes the
+steps of all machines. A newcomer receives the parameters once, and then only these bytes.
 
-The task: a network that has learnt to tell two classes of points is tuned to points that have
-moved. It takes forward passes alone (MeZO, arXiv 2305.17333).
+The task: a network learns to tell points inside of a ring from points outside of it. Training needs
+only forward passes (MeZO, arXiv 2305.17333).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 1500
 HIDDEN = 16
 SIZE = 4 * HIDDEN + 1  # two inputs, a bias and an output for each hidden unit, and one bias
 RATE, DISTANCE = 0.05, 1e-3
-GREATEST = 2.0  # a gradient along a direction is cut to it, and has 255 steps
+GREATEST = 2.0  # gradients along a direction are clipped to this, and rounded to 255 values
 
 Floats = NDArray[np.float32]
 
 
 def draw(random: np.random.Generator, moved: float, count: int = 64) -> tuple[Floats, Floats]:
-    """Points, (count, 2), and whether each is inside a ring: 1 or -1, (count,)."""
+    """Random points, (count, 2), and for each 1 inside of a ring or -1 outside, (count,). The
+    ring's centre is `moved` to the right."""
     points = random.uniform(-2, 2, (count, 2)).astype(np.float32)
     inside = np.hypot(points[:, 0] - moved, points[:, 1]) < 1.2
     return points, np.where(inside, 1, -1).astype(np.float32)
@@ -48,13 +49,13 @@ def loss_of(parameters: Floats, points: Floats, wanted: Floats) -> float:
 
 
 def direction(step: int, seed: int) -> Floats:
-    """A direction that everybody can make from two numbers."""
+    """A random direction that follows from two numbers, so that every machine can compute it."""
     random = np.random.Generator(np.random.Philox(key=[step, seed]))
     return random.standard_normal(SIZE, np.float32)
 
 
 def gradient_along(parameters: Floats, z: Floats, points: Floats, wanted: Floats) -> np.int8:
-    """The difference of two losses, in one byte."""
+    """The gradient of the loss along `z`, from two losses, as one byte."""
     step = np.asarray(DISTANCE * z, np.float32)
     forward = loss_of(parameters + step, points, wanted)
     backward = loss_of(parameters - step, points, wanted)
@@ -76,7 +77,7 @@ def main() -> None:
             mine = np.array([gradient_along(parameters, z, *draw(own, moved=0.5))], np.int8)
             all_of_them = np.zeros(comm.world_size, np.int8)
             outcome = comm.all_gather(mine, all_of_them, recovery="resume")
-            # In the order of the ranks, on everybody: equal bytes stay equal.
+            # All machines add in rank order, so equal parameters stay equal bit by bit.
             for rank in outcome.ranks:
                 slope = np.float32(all_of_them[rank]) * np.float32(GREATEST / 127)
                 along = direction(number, rank)

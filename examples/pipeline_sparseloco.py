@@ -1,11 +1,12 @@
-"""Heterogeneous SparseLoCo (arXiv 2601.02360): two small machines hold one replica between them.
+"""Heterogeneous SparseLoCo (arXiv 2601.02360): two small machines share one replica of a model.
 
     pccl run -n 3 -- python examples/pipeline_sparseloco.py
 
-Process 0 holds a whole replica, 1 and 2 the stages of another one, and with `-n 5` 3 and 4 those of
-a third. Stages send each other activations and their gradients, projected onto KEPT of WIDTH
-dimensions. Replicas exchange each part of the model by SparseLoCo, in a group of the processes that
-hold this part. A replica that loses a stage ends; the others go on.
+Process 0 holds a whole replica, processes 1 and 2 the two stages of a second replica, and with
+`-n 5` processes 3 and 4 the stages of a third. Stages send each other activations and their
+gradients, projected onto KEPT of WIDTH dimensions. Replicas exchange each part of the model by
+SparseLoCo, in a group of the processes that hold the part. A replica that loses a stage ends; the
+other replicas go on.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ WIDTH, KEPT = 64, 8
 PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
 REPLICA, REPLICAS = (WORKER + 1) // 2, (PROCESSES + 1) // 2
 STAGE = "whole" if WORKER == 0 else "front" if WORKER % 2 else "back"
-# The subspace: orthonormal columns, the same in all processes.
+# Orthonormal columns that span the subspace of activations, the same in all processes.
 BASIS = torch.linalg.qr(torch.randn(WIDTH, KEPT, generator=torch.Generator().manual_seed(0)))[0]
 
 
 def train(model: SmallGPT, text: torch.Tensor, stages: Any, embedding: Any) -> Any:
-    """Makes this process's gradients of a batch. Returns the loss, where the head is."""
+    """Computes the gradients of this process's parameters for a batch. Returns the loss, or None on
+    the front stage, which has no head."""
     if STAGE == "whole":
         loss = model(text)
         loss.backward()
         return loss
     (block,), other = model.blocks, 1 - stages.rank
-    # Both stages know the embedding before this round: only what is added to that is projected.
+    # Both stages have the embedding from before this round, so only the difference is projected.
     before = {name: torch.from_numpy(x) for name, x in embedding.outer_parameters.items()}
     known = torch.func.functional_call(model.embedding, before, text)
     if STAGE == "front":
@@ -67,7 +69,7 @@ def main(opened: ExitStack) -> None:
     parts = {"embedding": model.embedding, "front": model.blocks[0], "back": last}
     if STAGE != "whole":
         del parts["back" if STAGE == "front" else "front"]
-    # The last stage receives the embedding of the others, and has none to contribute.
+    # The back stage receives the embedding of other processes, and contributes none of its own.
     trained = {"back": last} if STAGE == "back" else parts
     optimizer = torch.optim.AdamW(torch.nn.ModuleDict(trained).parameters(), lr=3e-3)
     training: dict[str, Any] = {}
@@ -83,7 +85,7 @@ def main(opened: ExitStack) -> None:
         stages.admit()
     for _ in range(STEPS):
         train(model, next(text), stages, training["embedding"])
-        optimizer.step()  # each fifteenth one ends with an exchange of each part
+        optimizer.step()  # each fifteenth step then exchanges every part
         optimizer.zero_grad()
     for name, each in training.items():
         each.finish()

@@ -1,7 +1,7 @@
 """The example of the README. To run it: pccl run -n 4 -- python examples/quickstart.py 20
 
-Kill one of the four processes while it runs, or start another with the same PCCL_TOKEN: the others
-go on, and all print the same digest. A real training program is examples/demo/peer.py.
+Kill one of the four processes, or start another process with the same PCCL_TOKEN: the run goes on,
+and all processes print the same digest. A real training program is examples/demo/peer.py.
 """
 
 import sys

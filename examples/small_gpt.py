@@ -1,6 +1,6 @@
 """A small GPT over bytes, and text to train it with: the Python files of the standard library.
 
-It is what the examples of low-communication training train: streaming_diloco.py, torch_diloco.py,
+The examples of low-communication training use this model: streaming_diloco.py, torch_diloco.py,
 muloco.py, sparseloco.py, pipeline_sparseloco.py and dp_lora.py.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 CONTEXT, HEADS, BATCH = 64, 4, 16
-# `pccl run` numbers its processes; each has text of its own.
+# The number that `pccl run` gives this process; it selects the process's text.
 WORKER = int(os.environ.get("RANK", "0"))
 
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """forward: (batch, CONTEXT, width) of (batch, CONTEXT + 1) bytes."""
+    """Embeds all but the last of (batch, CONTEXT + 1) bytes, as (batch, CONTEXT, width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,9 +53,9 @@ class Embedding(nn.Module):
 
 
 class SmallGPT(nn.Module):
-    """137,000 parameters by default.
+    """A GPT with 137,000 parameters by default.
 
-    forward: the mean loss in nats a byte of (batch, CONTEXT + 1) bytes.
+    forward: the mean loss, in nats a byte, on (batch, CONTEXT + 1) bytes.
     """
 
     def __init__(self, width: int = 64, layers: int = 2) -> None:
@@ -71,12 +71,13 @@ class SmallGPT(nn.Module):
         return self.loss(x, text)
 
     def loss(self, x: Tensor, text: Tensor) -> Any:
-        """The loss, from the activations behind the last block."""
+        """The mean loss on `text`, from the activations `x` after the last block."""
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
 
 
 def batches(seed: int) -> Iterator[Tensor]:
-    """(BATCH, CONTEXT + 1) bytes each, from a quarter of the files; seeds 0 to 3 have different."""
+    """Endless batches of (BATCH, CONTEXT + 1) bytes, from a quarter of the files; seeds 0 to 3 use
+    different quarters."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[seed % 4 :: 4]
     text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(seed)

@@ -1,9 +1,9 @@
-"""SparseLoCo (arXiv 2508.15706): 64 of each 4096 elements, in two bits, gathered by all.
+"""SparseLoCo (arXiv 2508.15706): workers exchange 64 of each 4096 elements, in two bits each.
 
     pccl run -n 4 -- python examples/sparseloco.py
 
-A worker keeps what it does not send, and adds the next pseudo-gradient to it, which takes the place
-of an outer momentum.
+A worker keeps the elements that it does not send, and adds them to the next pseudo-gradient, which
+replaces an outer momentum.
 """
 
 from __future__ import annotations

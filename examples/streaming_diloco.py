@@ -1,9 +1,11 @@
-"""Streaming DiLoCo (arXiv 2501.18512): a third of a small GPT every ten steps, in four bits.
+"""Streaming DiLoCo (arXiv 2501.18512): exchanges a third of a small GPT every ten steps, in four
+bits.
 
     pccl run -n 4 --restarts 4 -- python examples/streaming_diloco.py
 
-Kill a process: the others go on, and `pccl run` starts it again, which takes their model. To join
-from elsewhere, start the program with PCCL_TOKEN set (`pccl run --token-file`).
+Kill a process: the other processes go on, `pccl run` starts the process again, and it receives
+their model. To join from another terminal, start the program with PCCL_TOKEN set
+(`pccl run --token-file`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def main() -> None:
     for turn in pccl_train.steps(diloco, STEPS):
         loss = model(next(text))
         loss.backward()
-        optimizer.step()  # an inner step; what is due of an exchange happens in it
+        optimizer.step()  # an inner step; also begins and ends exchanges that are due
         optimizer.zero_grad()
         if turn.step % 50 == 0:
             tell(f"{turn}; loss {loss.item():.3f}")

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/torch_ddp.py
     pccl run -n 2 -- python examples/torch_ddp.py
 
-But for the import and the name of the backend it is a program as for gloo. A loss ends it, as it
-does there; torch_elastic.py goes on.
+Except for the import and the name of the backend, the program is the same as for gloo. As with
+gloo, a lost process ends it; torch_elastic.py survives a lost process.
 """
 
 import sys
@@ -21,7 +21,7 @@ STEPS, BATCH = 30, 64
 
 def main() -> None:
     torch.set_num_threads(1)
-    # Under torchrun, where there is no PCCL_TOKEN, this is "env://".
+    # Under torchrun, without a PCCL_TOKEN, "pccl://" means "env://".
     dist.init_process_group("pccl", init_method="pccl://")
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
     loss: Any = None
     for _ in range(STEPS):
-        inputs = torch.randn(BATCH, 32)  # each rank has its own
+        inputs = torch.randn(BATCH, 32)  # each rank draws its own inputs
         loss = nn.functional.mse_loss(ddp(inputs), inputs.sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()  # all ranks get the average of their gradients
@@ -40,7 +40,7 @@ def main() -> None:
     mean = loss.detach().clone()
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     digest = pccl_torch.ElasticState(model).digest()
-    # In one piece: the ranks share a terminal.
+    # One write for the whole line, because the ranks share a terminal.
     sys.stdout.write(f"rank {rank} of {size}: loss {mean.item():.3f}, digest {digest}\n")
     sys.stdout.flush()
     dist.destroy_process_group()

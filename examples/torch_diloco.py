@@ -1,10 +1,10 @@
-"""DiLoCo (arXiv 2311.08105) in a loop of one's own: int8, overlapped, resumed from a checkpoint.
+"""DiLoCo (arXiv 2311.08105) in your own loop: int8, overlapped, resumed from a checkpoint.
 
     pccl run -n 4 -- python examples/torch_diloco.py
     pccl run -n 4 -- python examples/torch_diloco.py 600 --resume
 
-The group is connected, and left, by the program itself, as a program for torchft has its manager.
-`pccl_train.steps` (streaming_diloco.py) is this loop with the handling of errors.
+The program itself connects to the group and closes it, as a program for torchft makes its manager.
+`pccl_train.steps` (streaming_diloco.py) is this loop, and handles errors as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     torch.manual_seed(WORKER)
     model, text = SmallGPT(), batches(WORKER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    checkpoint = FOLDER / f"torch_diloco.{WORKER}.pt"  # each worker has its own
+    checkpoint = FOLDER / f"torch_diloco.{WORKER}.pt"  # each worker has its own file
     with pccl.connect() as comm:
         diloco = pccl_train.torch.DiLoCo(
             comm, model, optimizer,
@@ -40,11 +40,11 @@ def main() -> None:
             tell(f"going on from step {diloco.progress}")
         with diloco:
             while diloco.progress < STEPS:
-                for _ in range(2):  # the gradients of two batches make a step
+                for _ in range(2):  # a step accumulates the gradients of two batches
                     (model(next(text)) / 2).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if diloco.position == 10:  # the exchange of the round before has ended
+                if diloco.position == 10:  # here the previous round's exchange has ended
                     diloco.save(checkpoint)
             diloco.finish()
     tell(f"end: loss {model(next(text)).item():.3f}, digest {diloco.digest()}")

@@ -1,10 +1,9 @@
-"""Training that goes on: one process is killed, one joins, and all end with the same digest.
+"""Elastic training: one process is killed, one joins, and all end with the same digest.
 
     pccl run -n 3 -- python examples/torch_elastic.py
 
-The third process kills itself in the middle of a backward; the first starts a new one. Left out,
-these two parts leave the loop that a program of your own needs. docs/guides/TORCH.md has more about
-it.
+The third process kills itself in the middle of a backward; the first starts a new process. Your own
+program needs the loop without these two parts. docs/guides/TORCH.md explains the loop.
 """
 
 import os
@@ -19,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-NUMBER = int(os.environ["RANK"])  # of this process; its rank in the run changes
+NUMBER = int(os.environ["RANK"])  # of this process; unlike its rank in the run, it never changes
 KILLED, DIES_IN_STEP, NEWCOMER = 2, 10, 3
-STEPS_TOGETHER = 20  # after the newcomer has come
+STEPS_TOGETHER = 20  # steps after the newcomer has joined
 
 
 def wrap(model: nn.Module) -> DistributedDataParallel:
@@ -31,10 +30,10 @@ def wrap(model: nn.Module) -> DistributedDataParallel:
 
 
 def step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
-    inputs = torch.randn(64, 32)  # each process has its own
+    inputs = torch.randn(64, 32)  # each process draws its own inputs
     loss: Any = nn.functional.mse_loss(ddp(inputs), inputs.sum(1, keepdim=True))
     optimizer.zero_grad()
-    loss.backward()  # the average over who contributes; a loss in here costs nothing
+    loss.backward()  # averages gradients; if a member is lost meanwhile, over the other members
     optimizer.step()
 
 
@@ -42,12 +41,12 @@ def train() -> None:
     torch.manual_seed(NUMBER)
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    # Equal on all after sync(): parameters, the optimizer's state, and these two numbers.
+    # sync() makes parameters, the optimizer's state, step and last_step equal on all processes.
     state = pccl_torch.ElasticState(model, optimizer, step=0, last_step=0)
     ddp = None
     while not state.last_step or state.step < state.last_step:
         try:
-            admission = pccl_torch.admit()  # the safe point: processes come and go here
+            admission = pccl_torch.admit()  # the safe point: newcomers enter, lost members leave
             if admission.changed or ddp is None:
                 if admission.joined and state.step:
                     state.last_step = state.step + STEPS_TOGETHER
@@ -60,10 +59,10 @@ def train() -> None:
             state.step += 1
             if NUMBER == 0 and state.step == 2 * DIES_IN_STEP:
                 start_newcomer()
-        except RuntimeError as error:  # DDP itself needs all members when it makes its buckets anew
+        except RuntimeError as error:  # DDP cannot lose a member while it rebuilds its buckets
             if not isinstance(pccl_torch.last_error(error), pccl_torch.PeerLost):
                 raise
-            ddp = None  # all get this: all pass the safe point, and make the step again
+            ddp = None  # all members get PeerLost, pass the safe point and repeat the step
     tell(f"step {state.step}: done", state)
 
 

@@ -1,8 +1,9 @@
-"""HSDP that goes on when a process dies: two replicas of a model, each in two shards.
+"""HSDP that survives the death of a process: two replicas of a model, each in two shards.
 
     pccl run -n 4 --restarts 1 -- python examples/torch_hsdp.py
 
-One process kills itself. Started again, it fetches its shard from the other replica, which goes on.
+One process kills itself. `pccl run` starts it again, and it fetches its shard from the other
+replica, which has gone on training.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ STEPS = 6
 
 
 def make_model() -> nn.Sequential:
-    """The whole model, in two precisions."""
+    """The whole model before sharding, with layers in f32 and f64."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 8).double())
 
 
 def loss_of(model: nn.Module, step: int, place: int) -> Any:
-    """The loss of a place's batch."""
+    """The loss on the batch of a step and a place (process)."""
     torch.manual_seed(1000 * step + place)
     first, tanh, last = model.children()
     return last(tanh(first(torch.randn(4, 16))).double()).square().mean()
 
 
 class Trainer:
-    """A model in shards, its optimizer, and the step that they have come to."""
+    """A sharded model, its optimizer, and the number of steps that they have taken."""
 
     def __init__(self, hsdp: pccl_torch.Hsdp) -> None:
         self.hsdp = hsdp
@@ -43,33 +44,34 @@ class Trainer:
         self.make()
 
     def make(self) -> None:
-        """Makes the model anew: one that was stopped in the middle of a step is of no use."""
+        """Makes a new model and optimizer, because FSDP cannot go on after an interrupted step."""
         self.model = make_model()
         fully_shard(self.model[0], mesh=self.hsdp.mesh)
         fully_shard(self.model[2], mesh=self.hsdp.mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        get_state_dict(self.model, self.optimizer)  # makes a step of zeros, so that there is state
+        get_state_dict(self.model, self.optimizer)  # creates the optimizer's state by a zero step
         for state in self.optimizer.state.values():
             state["step"].zero_()
 
     def state(self) -> dict[str, Any]:
-        """All that other replicas have, too: DTensors, the step, and numbers."""
+        """All state that must be equal in all replicas: DTensors, the step, and numbers."""
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
         model, optimizer = get_state_dict(self.model, self.optimizer, options=flat)
         return {**model, **optimizer, "the step": self.step}
 
     def train(self, meanwhile: Callable[[Trainer], None]) -> Iterator[str]:
-        """Tells of each step and each loss. Calls `meanwhile` between forward and backward."""
+        """Trains, and yields a line for each step and each lost member. Calls `meanwhile` between
+        forward and backward."""
         hsdp = self.hsdp
         while self.step < STEPS:
-            changed = pccl_torch.admit().changed  # those that lack a shard wait here for the others
+            changed = pccl_torch.admit().changed  # members of incomplete replicas wait here
             if not hsdp.whole:
                 continue
             try:
                 if changed:
                     hsdp.sync(self.state())
                 if self.step == STEPS - 2 and hsdp.replicas == 1:
-                    continue  # the example ends with all of them
+                    continue  # waits for the lost replica, so that the example ends with both
                 self.optimizer.zero_grad()
                 loss = loss_of(self.model, int(self.step), 2 * hsdp.replica + hsdp.shard)
                 meanwhile(self)
@@ -83,7 +85,7 @@ class Trainer:
 
 
 def die_once(trainer: Trainer) -> None:
-    """The process of the last place kills itself in its third step, in its first life."""
+    """The process in the last place kills itself in its third step, unless it was restarted."""
     due = trainer.hsdp.replica == trainer.hsdp.shard == 1 and trainer.step == 2
     if due and os.environ["PCCL_RESTARTS"] == "0":
         os.kill(os.getpid(), 9)

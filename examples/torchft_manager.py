@@ -1,10 +1,12 @@
-"""Three replicas train with torchft over PCCL. One dies in a backward, starts again, is healed.
+"""Three replicas train with torchft over PCCL; one dies in a backward and is replaced and healed.
 
     pip install 'pccl-py[torch]' torchft
-    RUST_LOG=warn python examples/torchft_manager.py                      a loss costs a step
-    RUST_LOG=warn python examples/torchft_manager.py --recovery resume    the step counts without it
+    RUST_LOG=warn python examples/torchft_manager.py
+    RUST_LOG=warn python examples/torchft_manager.py --recovery resume
 
-torchft's Manager and optimizer are as always. docs/guides/TORCH.md says what a loss is to them.
+By default torchft discards the step in which a replica dies; with `--recovery resume` the survivors
+commit it. torchft's Manager and optimizer are used as usual. docs/guides/TORCH.md explains how they
+react to a lost replica.
 """
 
 import argparse
@@ -23,15 +25,16 @@ from pccl_torch.torchft import DistributedDataParallel, ProcessGroupPccl
 from torch import nn
 from torchft.coordination import LighthouseServer  # pyright: ignore[reportMissingImports]
 
-dist: Any = torch.distributed  # its types are those of C++
-REPLICAS, DEATH, TOGETHER = 3, 3, 6  # one dies in step 3; the end is after six of all together
+dist: Any = torch.distributed  # untyped, because torch.distributed has types from C++
+# One replica dies in step DEATH. Training ends after TOGETHER committed steps with all replicas.
+REPLICAS, DEATH, TOGETHER = 3, 3, 6
 
 
 def train(recovery: str, number: str, role: str, lighthouse: str) -> None:
     if role == "spare":
-        input()  # until the other one is dead
+        input()  # waits until main() reports the death of the replica that it replaces
     torch.set_num_threads(1)
-    torch.manual_seed(int(number))  # torchft makes them equal
+    torch.manual_seed(int(number))  # torchft makes the replicas' parameters equal
     model: Any = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
     adam = torch.optim.AdamW(model.parameters(), lr=1e-2)
     together, said = 0, ""
@@ -63,10 +66,10 @@ def train(recovery: str, number: str, role: str, lighthouse: str) -> None:
         model[0].weight.register_hook(die)
     while together < TOGETHER:
         before, inputs = manager.current_step(), torch.randn(8, 16)
-        optimizer.zero_grad()  # begins the step: who takes part?
+        optimizer.zero_grad()  # begins a step: torchft forms the quorum
         loss: Any = nn.functional.mse_loss(ddp(inputs), inputs[:, :4])
         loss.backward()
-        optimizer.step()  # if it counts
+        optimizer.step()  # updates the parameters only if torchft commits the step
         count, counts = manager.num_participants(), manager.current_step() > before
         together = 0 if count < REPLICAS else together + counts
         if said != (said := f"{count} replicas, {'committed' if counts else 'not committed'}"):

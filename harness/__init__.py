@@ -1,1 +1,1 @@
-"""Processes that tests, benchmarks and the demo start (`child.py`). It is not part of the wheel."""
+"""Processes that tests, benchmarks and the demo start (`child.py`); not part of the wheel."""

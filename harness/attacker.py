@@ -1,10 +1,10 @@
-"""An attacker in a process of its own: what a stranger, or somebody with the token, does to a run.
+"""An attacker process: attacks a run as a stranger, or as somebody who has the token.
 
-`python -m harness.attacker` reads one line, a `Job` as JSON, and does it until its standard input
-ends, or until it has made as many connections as the job says. It says {"began": 1} after its first
-blow and {"connections": ..., "answered": ..., "bytes": ...} at its end. It knows of PCCL only what
-harness/wire.py says, so it imports nothing of it. `Attackers` starts such processes, for
-tests/hostile and `python -m bench hostile`; what must hold meanwhile is theirs.
+`python -m harness.attacker` reads one line, a `Job` as JSON, and attacks until its standard input
+ends, or until it has made `Job.connections` connections. It prints {"began": 1} after its first
+connection and {"connections": ..., "answered": ..., "bytes": ...} at its end. It imports nothing of
+PCCL: harness/wire.py encodes its messages. `Attackers` starts attacker processes for tests/hostile
+and `python -m bench hostile`, which check the run meanwhile.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ from harness import wire
 from harness.child import Child
 from harness.wire import CONTROL, LANE, MAGIC, STATUS, heartbeat, hello, join, message
 
-# The answer to a hello, and what `welcome` says.
+# Number of bytes that a peer receives before it hears of its group: an answer and `welcomed`.
 WELCOMED_BYTES = wire.ANSWER_BYTES + wire.HEAD_BYTES + 37
+# How long `Attackers` waits for a line of an attacker.
 WAIT_SECONDS_MAX = 60.0
-BYSTANDER_PLACES = 64  # as a coordinator has for strangers
+BYSTANDER_PLACES = 64  # connections that a bystander keeps; a coordinator keeps 64 strangers
+# The value of SO_LINGER with which closing a socket sends a reset.
 RESET = struct.pack("ii", 1, 0)
 
 
 def long_address(number: int) -> bytes:
-    """255 bytes that are the address of a host, and lead nowhere."""
+    """An address of 255 bytes, HOST:PORT, whose host name does not resolve."""
     labels = b".".join([b"x" * 60] * 3)
     head = b"n%06d." % number + labels
     return head + b"." + b"y" * (255 - len(head) - 1 - len(b".invalid:1")) + b".invalid:1"
@@ -47,31 +49,32 @@ def long_address(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Job:
-    """One attack and its targets. Without a run id it is a stranger's."""
+    """One attack and its targets. Without a run id the attacker is a stranger."""
 
-    attack: str
-    ports: list[int]
-    run_id: str = "00" * 16
-    seed: int = 0
-    connections: int = 0  # 0: no end of its own
-    rate: int = 0  # connections in a second, at most; 0: as fast as it can
-    sources: int = 0  # hosts of the loopback network that it comes from; 0: the usual one
-    nice: int = 0  # as nice(1): what is left of the cores is enough for it
-    group: str = "default"
-    meant: str = "00" * 16  # the peer that lanes are for
+    attack: str  # a key of ATTACKS
+    ports: list[int]  # ports of 127.0.0.1 to attack in turn
+    run_id: str = "00" * 16  # the run's id in hexadecimal digits, if the attacker has the token
+    seed: int = 0  # seed of the attacker's random numbers
+    connections: int = 0  # number of connections after which the attack ends; 0: no end
+    rate: int = 0  # the most connections in a second; 0: no limit
+    sources: int = 0  # number of loopback addresses to connect from; 0: only 127.0.0.1
+    nice: int = 0  # nice(1) value of the attacker's process
+    group: str = "default"  # name of the group that newcomers ask to join
+    meant: str = "00" * 16  # id of the peer that lanes are dialed to, in hexadecimal digits
 
     def to_json(self) -> str:
-        """One line."""
+        """The job as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, line: str) -> Job:
-        """The inverse."""
+        """The job in a line of `to_json`."""
         return cls(**json.loads(line))
 
 
 class Attacker:
-    """All attacks, and their count of connections, which come back when they are closed."""
+    """All attacks, as methods. Counts connections made, answers (mostly closes by the other side),
+    and bytes received."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -82,16 +85,16 @@ class Attacker:
         self._began = time.monotonic()
 
     def wants_more(self) -> bool:
-        """Nobody has ended it, and it has not done all of its job."""
+        """Whether to make more connections: fewer than the job's number, and not told to end."""
         enough = self.job.connections and self.connections >= self.job.connections
         return not enough and not self.over.is_set()
 
     def secret(self) -> bytes:
-        """The run id that it knows, if any."""
+        """The run id in the job's `run_id`; zeros for a stranger."""
         return bytes.fromhex(self.job.run_id)
 
     def connect(self, *, receive_bytes: int = 0) -> socket.socket | None:
-        """The next connection, one port after the other. None if it is refused, as while a
+        """Connects to the next port in turn. None if the connection is refused, as while a
         coordinator is away."""
         if self.job.rate:
             due = self._began + self.connections / self.job.rate
@@ -115,17 +118,17 @@ class Attacker:
         return to
 
     def source(self) -> str:
-        """Where the next connection comes from, if not from the usual host."""
+        """The loopback address from which the next connection is made, if the job has `sources`."""
         return f"127.0.1.{1 + self.connections % self.job.sources}"
 
     def name(self) -> bytes:
-        """A new id."""
+        """A random peer id."""
         return self.random.randbytes(16)
 
     # ---- strangers
 
     def garbage(self) -> None:
-        """Says nonsense, waits until it is hung up on, or goes with a reset."""
+        """Sends nonsense, then resets the connection, or waits until the other side closes it."""
         while self.wants_more():
             to = self.connect()
             if to is None:
@@ -140,7 +143,7 @@ class Attacker:
                     self.answered += 1
 
     def nonsense(self) -> bytes:
-        """Nothing sensible, and what is more and more nearly right but for the run id."""
+        """Random choice between noise and hellos that are valid except for the run id."""
         noise = self.random.randbytes(self.random.randrange(1, 2000))
         some = self.name()
         return self.random.choice(
@@ -160,7 +163,7 @@ class Attacker:
         )
 
     def resets(self) -> None:
-        """Connects and resets, as fast as it can."""
+        """Connects and resets the connection, as fast as possible."""
         while self.wants_more():
             to = self.connect()
             if to is not None:
@@ -168,25 +171,25 @@ class Attacker:
                 to.close()
 
     def slow(self) -> None:
-        """A thousand at once, each of which says a byte of a hello now and then."""
+        """Holds a thousand connections, each of which sends a hello byte by byte."""
         self.hold(1000, lambda: b"", trickle=True)
 
     def silent(self) -> None:
-        """More than there are places for strangers; none says anything."""
+        """Holds more connections than a coordinator has places for strangers, and sends nothing."""
         self.hold(80, lambda: b"")
 
     def holds(self) -> None:
-        """Connects and holds, a few hundred at once."""
+        """Holds 300 connections that send the first 8 bytes of a hello."""
         self.hold(300, lambda: MAGIC)
 
     # ---- with the run id
 
     def statuses(self) -> None:
-        """As many as there are places; they are welcome, and do not go on."""
+        """Holds 64 status connections that send a valid hello and no request."""
         self.hold(64, lambda: hello(STATUS, self.secret(), self.name()))
 
     def questions(self) -> None:
-        """Asks for the status, again and again."""
+        """Requests the status, again and again."""
         while self.wants_more():
             to = self.connect()
             if to is None:
@@ -199,35 +202,35 @@ class Attacker:
                 self.answered += 1
 
     def joins_nothing(self) -> None:
-        """Peers that are welcome, beat, and join nothing; fewer than a run takes."""
+        """Holds 200 peers that send heartbeats and join no group; fewer than a run's limit."""
         self.hold(200, lambda: hello(CONTROL, self.secret(), self.name()), beats=True)
 
     def half_open(self) -> None:
-        """Peers that were there and say no more, as if their machine had lost its power."""
+        """Holds 200 peers that send one heartbeat and then nothing, as after a loss of power."""
         self.hold(200, lambda: hello(CONTROL, self.secret(), self.name()) + heartbeat(0))
 
     def zero_windows(self) -> None:
-        """Peers that beat as fast as they may, and read nothing."""
+        """Peers that send heartbeats as fast as possible, and never read."""
         self.flood(8, self.beats)
 
     def unread_decisions(self) -> None:
-        """Members, each alone in a group of its own, that vote as fast as they may, and read
-        nothing of what is decided, though they say that they have."""
+        """Members, each alone in a group of its own, that vote as fast as possible and never read
+        the decisions, which their votes falsely acknowledge."""
         self.flood(8, lambda to: self.votes(to, tells=True))
 
     def untold_decisions(self) -> None:
-        """The same, and they do not say what they have seen."""
+        """Like `unread_decisions`, but the votes acknowledge no decisions."""
         self.flood(8, lambda to: self.votes(to, tells=False))
 
     def beats(self, to: socket.socket) -> Iterator[bytes]:
-        """The words of a peer that joins nothing."""
+        """The heartbeats of a peer that joins no group."""
         to.sendall(hello(CONTROL, self.secret(), self.name()))
         while True:
             yield b"".join(heartbeat(number) for number in range(256))
 
     def votes(self, to: socket.socket, *, tells: bool) -> Iterator[bytes]:
-        """The votes of a member, once its group has begun. Its calls have numbers of their own,
-        since each is decided once, and at once, so all before it are decided."""
+        """Joins a group, and yields the votes of its single member: one vote for each new call,
+        which is decided at once. `tells`: votes acknowledge the decisions of all calls before."""
         group = b"v%d-%d" % (self.job.seed, self.connections)
         to.sendall(hello(CONTROL, self.secret(), self.name()) + join(group, b"127.0.0.1:1"))
         wire.read(to, wire.ANSWER_BYTES)
@@ -243,20 +246,20 @@ class Attacker:
             yield b"".join(wire.vote(place, epoch, call, call if tells else 0) for call in calls)
 
     def lanes(self) -> None:
-        """Lanes to one peer, whose id the status tells, under ids that nobody has."""
+        """Holds a thousand lanes to the peer `meant`, from ids of no known peer."""
         meant = bytes.fromhex(self.job.meant)
-        largest = b"\xff"  # the one with the larger id dials
+        largest = b"\xff"  # the peer with the larger id dials a lane
         self.hold(1000, lambda: hello(LANE, self.secret(), largest + self.name()[1:], meant))
 
     def groups(self) -> None:
-        """Newcomers of groups that nobody has heard of, each with a name of its own. They go."""
+        """Newcomers that each join a new group of another name, and leave."""
         while self.wants_more():
             group = b"g%d-%d" % (self.job.seed, self.connections)
             self.come_and_go(group, b"127.0.0.1:1")
 
     def newcomers(self) -> None:
-        """Newcomers, at once, that read nothing; they go one by one. Half of them say that they are
-        at names of 255 bytes, which lead nowhere.
+        """Newcomers that join at once, never read, and leave one by one at the end. Half of them
+        give as their address a name of 255 bytes that does not resolve.
         """
         held: list[socket.socket] = []
         while self.wants_more():
@@ -274,8 +277,8 @@ class Attacker:
             self.over.wait(0.005)
 
     def names(self) -> None:
-        """Newcomers without a pause, each for a second, which read nothing and open no lane. Half
-        of them say that they are at names, which lead nowhere; the others say where they are.
+        """Newcomers without a pause, each for a second, that never read and open no lane. Half of
+        them give as their address a name that does not resolve, the others their real host.
         """
         held: collections.deque[tuple[float, socket.socket]] = collections.deque()
         while self.wants_more():
@@ -295,7 +298,7 @@ class Attacker:
             to.close()
 
     def never_ready(self) -> None:
-        """One newcomer a second, which opens no lane and stays."""
+        """One newcomer a second, which opens no lane and stays connected."""
         with contextlib.ExitStack() as stack:
             while self.wants_more():
                 to = self.connect()
@@ -308,7 +311,7 @@ class Attacker:
                 self.over.wait(1)
 
     def come_and_go(self, group: bytes, address: bytes) -> None:
-        """One newcomer, until it hears of its group, or is hung up on."""
+        """One newcomer of `group`, which leaves when it hears of its group or is disconnected."""
         to = self.connect()
         if to is None:
             return
@@ -323,11 +326,10 @@ class Attacker:
     # ---- nobody's enemy
 
     def bystander(self) -> None:
-        """Is attacked itself: listens at the first port, which it says, keeps 64 connections, and
-        hangs up on whoever says something. Attackers cost a machine as much when they attack this
-        as they cost it anyway."""
+        """A target without PCCL, to measure what attackers alone cost a machine. Prints its port,
+        keeps the 64 newest connections, and closes a connection that sends something."""
         selector = selectors.DefaultSelector()
-        held: dict[socket.socket, None] = {}  # in the order in which they came
+        held: dict[socket.socket, None] = {}  # open connections, the oldest first
         with socket.create_server(("127.0.0.1", self._ports[0]), backlog=128) as listener:
             print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
             listener.setblocking(False)
@@ -361,7 +363,8 @@ class Attacker:
         trickle: bool = False,
         beats: bool = False,
     ) -> None:
-        """Keeps so many connections, and makes new ones for those that are closed."""
+        """Holds `count` connections, and replaces closed ones. Each sends `opening()` first, then
+        with `trickle` a hello byte by byte, or with `beats` two heartbeats a second."""
         selector = selectors.DefaultSelector()
         words: dict[socket.socket, Iterator[int]] = {}
         beat_at = time.monotonic()
@@ -388,8 +391,8 @@ class Attacker:
         selector.close()
 
     def flood(self, count: int, words: Callable[[socket.socket], Iterator[bytes]]) -> None:
-        """Keeps so many connections that read nothing, and says on each what `words` gives, as fast
-        as it is taken. Whoever is hung up on is `answered`, and comes again."""
+        """Holds `count` connections that never read, and sends the bytes of `words` on each as fast
+        as the other side takes them. Counts a closed connection as answered, and replaces it."""
         selector = selectors.DefaultSelector()
         unsaid: dict[socket.socket, tuple[Iterator[bytes], bytes]] = {}
         while self.wants_more():
@@ -400,7 +403,7 @@ class Attacker:
                 said = words(to)
                 try:
                     unsaid[to] = said, next(said)
-                except OSError:  # it is gone before it was in
+                except OSError:  # the other side has closed the connection already
                     to.close()
                     continue
                 to.setblocking(False)
@@ -428,7 +431,7 @@ class Attacker:
         words: dict[socket.socket, Iterator[int]],
         to: object,
     ) -> None:
-        """Takes what has come on one of them, perhaps its end."""
+        """Reads what has arrived on the connection `to`; drops the connection if it was closed."""
         assert isinstance(to, socket.socket)
         try:
             got = len(to.recv(1 << 16))
@@ -456,9 +459,10 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
 
 
 class Attackers:
-    """The other side: processes that attack until this ends. `told` is what they have done, then.
+    """Attacker processes, one for each job, which attack during the `with` block.
 
-    They have begun when it is entered; `said` is how. Raises RuntimeError if one of them cannot.
+    `said`: the first line of each attacker, which it prints before the block begins. `told`: the
+    last line of each attacker, after the block. Raises RuntimeError if an attacker ends too early.
     """
 
     def __init__(self, jobs: Iterable[Job]) -> None:
@@ -478,7 +482,7 @@ class Attackers:
             self._children.append(child)
 
     def _next(self, place: int) -> dict[str, int]:
-        """The next line of one of them."""
+        """The next line of attacker number `place`."""
         line = self._lines[place].get(timeout=WAIT_SECONDS_MAX)
         if line is None:
             raise RuntimeError(f"an attacker ended: {self._children[place].errors}")
@@ -496,7 +500,7 @@ class Attackers:
 
     @property
     def at_work(self) -> bool:
-        """One of them has not done all of its job."""
+        """Whether an attacker has not finished its job."""
         return any(lines.empty() for lines in self._lines)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -514,7 +518,7 @@ class Attackers:
 
 
 def main() -> None:
-    """See the head of this file."""
+    """Reads a job from standard input, and attacks until the job or standard input ends."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     job = Job.from_json(sys.stdin.readline())

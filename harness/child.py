@@ -1,9 +1,8 @@
-"""A process that this one has started: fed, heard, frozen, killed and reaped.
+"""A child process: writes to its input, reads its output, stops, kills and reaps it.
 
 The Python tests, the chaos run, the benchmarks and the demo start peers and coordinators with
-`Child`. The meaning of the lines is the caller's. A child is ended by its own id, and only
-before it is reaped, since afterwards the id may belong to somebody else; it is in a process group
-of its own, so that Ctrl-C in a terminal is for the one who started it.
+`Child`. A child is only signalled before it is reaped, because afterwards another process may get
+its id. Each child has a process group of its own, so that Ctrl-C in a terminal does not reach it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-# A killed process ends at once, but on a machine that is very busy.
+# A killed process ends at once, except on a very busy machine.
 END_SECONDS_MAX = 60.0
 
 
@@ -28,10 +27,10 @@ def _nothing(*_: object) -> None:
 
 
 def held_port(host: str = "127.0.0.1") -> socket.socket:
-    """A free port, at `getsockname()[1]`, for a process that is yet to listen there.
+    """A socket that reserves a free port, `getsockname()[1]`, for a process that will listen there.
 
-    The socket is bound on all addresses and does not listen: the system gives the port to nobody
-    else, and a server that reuses addresses, as servers do, can bind it as well.
+    The socket is bound on all addresses and does not listen: the system assigns the port to no
+    other process, but a server with SO_REUSEADDR can bind it.
     """
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,11 +39,12 @@ def held_port(host: str = "127.0.0.1") -> socket.socket:
 
 
 class Child:
-    """`heard` is given each line, `frozen` is called when a signal stops it, and `ended`, with its
-    exit status (negative for a signal), once it is gone and all that it said was heard. They are
-    called on threads of the child, one line after the other.
+    """A child process that runs `command`. The callbacks run on threads of this object.
 
-    Its standard error is collected in `errors`, or goes to `log`.
+    `heard`: called with each line of the child's output, in order. `frozen`: called when a signal
+    stops the child. `ended`: called with the exit status (negative for a signal) after the child
+    has ended and its last line was heard. `environment`: variables to add. `folder`: the working
+    directory. Standard error is collected in `errors`, or written to `log`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if log is None else log,
             encoding="utf-8",
-            errors="surrogateescape",  # a killed process may leave half a letter
+            errors="surrogateescape",  # a killed process may leave a part of a character
             env={**os.environ, **(environment or {})},
             cwd=folder,
             process_group=0,
@@ -87,29 +87,30 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """It has not ended, frozen or not."""
+        """Whether the child has not ended; it may be stopped by a signal."""
         return self.code is None
 
     @property
     def errors(self) -> str:
-        """Its standard error so far."""
+        """The child's standard error so far."""
         return "".join(self._errors)
 
     def say(self, line: str) -> None:
-        """Writes a line to its standard input. One that it has no time to read is lost."""
+        """Writes a line to the child's standard input; the line is lost if the child ends first."""
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has just ended: `ended` tells
+        with contextlib.suppress(BrokenPipeError):  # the child has just ended
             self._popen.stdin.write(line + "\n")
             self._popen.stdin.flush()
 
     def close_input(self) -> None:
-        """Its standard input ends here."""
+        """Closes the child's standard input."""
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._popen.stdin.close()
 
     def signal(self, number: int, *, group: bool = False) -> bool:
-        """Sends a signal, to what it has started as well if `group`. False: it has ended."""
+        """Sends a signal to the child, or with `group` to the child and its descendants. Returns
+        False if the child has ended."""
         with self._news:
             if self.code is not None:
                 return False
@@ -119,7 +120,8 @@ class Child:
             return True
 
     def wait(self, seconds: float | None = None) -> int:
-        """Waits until it has ended, and returns its exit status. Raises TimeoutError."""
+        """Waits until the child has ended, and returns its exit status. Raises TimeoutError after
+        `seconds`."""
         with self._news:
             if not self._news.wait_for(lambda: self.code is not None, seconds):
                 raise TimeoutError(f"process {self.pid} has not ended within {seconds} s")
@@ -127,28 +129,30 @@ class Child:
             return self.code
 
     def wait_until_heard(self, seconds: float | None = None) -> int:
-        """The same, and all that it said was heard: whoever has its output has closed it."""
+        """Like `wait`, and waits until the last line is heard: until the child, and every process
+        that inherited its output, has closed the output."""
         self._watcher.join(seconds)
         if self._watcher.is_alive():
             raise TimeoutError(f"process {self.pid} has not ended within {seconds} s")
         return self.wait()
 
     def wait_until_frozen(self, seconds: float | None = None) -> bool:
-        """Waits until a signal has stopped it. False: it has ended instead, or did not in time."""
+        """Waits until a signal has stopped the child. Returns False if the child has ended instead,
+        or did not stop within `seconds`."""
         with self._news:
             self._news.wait_for(lambda: self._is_frozen or self.code is not None, seconds)
             return self._is_frozen and self.code is None
 
     def end(self, *, group: bool = False) -> None:
-        """Kills it if it runs, waits until it is gone, and releases what belonged to it.
+        """Kills the child if it runs, waits until it has ended, and closes the pipes.
 
-        Raises TimeoutError if something that it has started keeps its output open.
+        Raises TimeoutError if a process that the child has started keeps the output open.
         """
         self.signal(signal.SIGKILL, group=group)
         self.wait_until_heard(END_SECONDS_MAX)
         for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a line that nobody will read
+                with contextlib.suppress(BrokenPipeError):  # an unread line to the dead child
                     pipe.close()
 
     def __enter__(self) -> Self:
@@ -169,12 +173,12 @@ class Child:
 
     def _watch(self) -> None:
         while self.code is None:
-            # Only looked at: until it is reaped, its id is its own.
+            # WNOWAIT: waits without reaping, so that `signal` may use the child's id meanwhile.
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             with self._news:
                 state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WSTOPPED | os.WNOHANG)
                 if state is None:
-                    continue  # it was frozen, and is no more
+                    continue  # the child had stopped, and was continued since
                 if state.si_code == os.CLD_STOPPED:
                     self._is_frozen = True
                 else:

@@ -1,14 +1,14 @@
-"""Adds all but the wheels to a release, and checksums: the last part of `make release`.
+"""Adds everything but the wheels to a release: the last part of `make release`.
 
     python release/bundle.py [--out dist]
 
-Into `out`, where the wheels are: the source archives of pccl-py and pccl-compat, the site as
-pccl-site-VERSION.tar.gz (build/site, which `make docs` has made), the bill of materials as
-pccl-VERSION.cdx.json (CycloneDX 1.6), and SHA256SUMS of everything, for `sha256sum --check`. The
-same commit gives the same site and source archives: their times are that of the commit.
+Writes to `out`, where the wheels are: the source archives of pccl-py and pccl-compat; the site
+(build/site, made by `make docs`) as pccl-site-VERSION.tar.gz; the bill of materials (CycloneDX 1.6)
+as pccl-VERSION.cdx.json; and SHA256SUMS of all files, for `sha256sum --check`. One commit always
+gives the same site and source archives, because files in them have the time of the commit.
 
-The archive of the site has each version that is in build/site, so a release begins with the site of
-the release before: unpack its archive into build/ first.
+The site's archive has each version in build/site. To keep older versions, unpack the archive of the
+previous release's site into build/ before `make docs`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ ROOT = Path(__file__).resolve().parent.parent
 # Parts of other projects that are compiled into the native libraries, by their folders in
 # bindings/third_party, and their licences.
 COMPILED_IN = {
-    "libcxx": "Apache-2.0 WITH LLVM-exception",  # which ziglang brings
+    "libcxx": "Apache-2.0 WITH LLVM-exception",  # part of ziglang
     "nanobind": "BSD-3-Clause",
-    "robin_map": "MIT",  # a part of nanobind
+    "robin_map": "MIT",  # part of nanobind
     "xla_ffi": "Apache-2.0",  # a header of jaxlib
     "ziglang": "MIT",
 }
-# The packages of an index that bring the parts which have no package of their own.
+# The PyPI package that contains a compiled-in part which is not a package of its own.
 BROUGHT_BY = {"libcxx": "ziglang", "robin_map": "nanobind", "xla_ffi": "jaxlib"}
+# The extras of pyproject.toml whose requirements the bill of materials lists.
 EXTRAS = ("numpy", "torch", "jax", "train", "privacy")
 
 
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def archive(folder: Path, file: Path, seconds: int) -> None:
-    """All of a folder, with nothing of the machine or the user that packed it."""
+    """Packs `folder` into `file`, without names, ids or times of this machine and user."""
     if not (folder / "index.html").exists():
         sys.exit(f"bundle: {folder} is no site; `make docs` makes it")
 
@@ -93,7 +94,7 @@ def archive(folder: Path, file: Path, seconds: int) -> None:
 
 
 def materials(project: dict[str, object], seconds: int) -> str:
-    """The bill of materials: parts compiled in, requirements, and requirements of extras."""
+    """The bill of materials as JSON: parts compiled in, requirements, requirements of extras."""
     about = project["project"]
     build = project["build-system"]
     assert isinstance(about, dict) and isinstance(build, dict)
@@ -126,7 +127,7 @@ def materials(project: dict[str, object], seconds: int) -> str:
 
 
 def name_of(requirement: str) -> str:
-    """ "numpy" of "numpy>=1.26"."""
+    """The package's name in a requirement: "numpy" in "numpy>=1.26"."""
     return re.split(r"[<>=!~;\[ ]", requirement)[0]
 
 
@@ -145,7 +146,7 @@ def component(
 
 
 def checksums(folder: Path) -> str:
-    """As `sha256sum *` prints them."""
+    """The SHA-256 checksums of a folder's files, as `sha256sum *` prints them."""
     lines = (
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
         for path in sorted(folder.iterdir())

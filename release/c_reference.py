@@ -1,7 +1,7 @@
-"""A page of the site from include/pccl.h: its sections, each declaration after its comment.
+"""The site's page for include/pccl.h: its sections, with each declaration after its comment.
 
-The header is the contract, so nothing of it is left out, and nothing is said that it does not say.
-Used by make_site.py.
+The header is the contract, so the page has all of the header and nothing else. make_site.py uses
+this file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 SECTION = re.compile(r"/\* -{4} (.+?) -+ \*/\n")
-# A comment, then what it is about, up to an empty line or the next comment at the margin.
+# A comment of the header, with the end of its last line.
 COMMENT = re.compile(r"/\*(.*?)\*/\n", re.DOTALL)
 NAME = re.compile(
     r"\b(pccl_\w+)\s*\(|^\} (pccl_\w+);|^typedef .*?\b(pccl_\w+);|^#define (\w+)", re.M
@@ -30,7 +30,7 @@ def page(header: str) -> str:
 
 
 def prose(comment: str) -> str:
-    """The text of a comment without its frame; what is indented keeps its lines as a list."""
+    """The text of a comment as Markdown, without the frame; indented "- " lines become a list."""
     lines = [re.sub(r"^ ?\* ?", "", line).rstrip() for line in comment.split("\n")]
     text = "\n".join(lines).strip().replace("<", "&lt;")
     text = re.sub(r"^ +- ", "- ", text, flags=re.MULTILINE)
@@ -38,7 +38,7 @@ def prose(comment: str) -> str:
 
 
 def declarations(body: str) -> Iterator[str]:
-    """Each chunk of a section: the name that it declares, its comment, and the code."""
+    """For each chunk of a section: a heading with the name declared, the comment, and the code."""
     for chunk in re.split(r"\n\n+|(?<=;\n)(?=/\*)|(?<=;)\n(?=/\*)", body.strip()):
         code, comment = chunk.strip("\n"), ""
         if (found := COMMENT.match(code + "\n")) and not code.startswith("/* ----"):

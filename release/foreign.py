@@ -1,8 +1,9 @@
-"""Pythons for another CPU, run by qemu-user: those of this Debian or Ubuntu, fetched by apt.
+"""Pythons for another CPU, from this machine's Debian or Ubuntu by apt, run under qemu-user.
 
-Nothing is installed and no setting of the machine changes: apt has lists of its own for the other
-CPU, and the packages are unpacked into a folder. A Python that this release of the system does not
-have is that of another one, from the same archive. wheels.py tries its wheels with them.
+Installs nothing and changes no setting of the machine: apt uses separate package lists for the
+other CPU, and the packages are unpacked into a folder. If this release of the system lacks the
+wanted Python, other releases in the same archive are tried. wheels.py tries its wheels with these
+Pythons.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Beside Python's own three packages: what it and our library are linked to.
+# Packages of the libraries that Python and libpccl are linked to.
 LIBRARIES = ("libc6", "libexpat1", "libffi8", "libgcc-s1", "libuuid1", "zlib1g")
-# This release of the system, and others of its archive, by the names that Debian has for them.
+# Releases to search for a Python, by Debian's names; "own": the one that this system runs.
 RELEASES = ("own", "oldstable", "stable", "testing")
 SECONDS_MAX = 300
 
 
 def python(machine: str, work: Path, wanted: Callable[[int], bool]) -> list[str]:
-    """The command that runs a Python 3.x of which `wanted` says yes.
+    """The command that runs a Python 3.x for `machine`, with `wanted(x)` true.
 
-    Raises RuntimeError if this cannot be done here, and LookupError if no release has such a one.
+    Raises RuntimeError if qemu-user or apt is missing or fails, and LookupError if no release has a
+    wanted Python.
     """
     emulator = shutil.which(f"qemu-{machine}")
     if emulator is None or shutil.which("apt-get") is None:
@@ -51,7 +53,7 @@ def python(machine: str, work: Path, wanted: Callable[[int], bool]) -> list[str]
 
 
 class Archive:
-    """The packages of one release for another CPU, in a folder that is kept."""
+    """The packages of one release for another CPU, in a folder that later runs use again."""
 
     def __init__(self, machine: str, folder: Path, release: str) -> None:
         self._folder = folder
@@ -79,7 +81,7 @@ class Archive:
         self._options = [word for option in options for word in ("-o", option)]
 
     def minor(self) -> int:
-        """The minor version of its Python 3."""
+        """The minor version of the release's Python 3."""
         if not any((self._folder / "apt" / "lists").glob("*Packages*")):
             self._apt("apt-get", "update")
         named = re.search(
@@ -90,7 +92,7 @@ class Archive:
         return int(named[1])
 
     def root(self) -> Path:
-        """A folder with that Python; whole or not at all."""
+        """A folder with the unpacked Python; made complete, or not at all."""
         root = self._folder / "root"
         if root.exists():
             return root
@@ -101,7 +103,7 @@ class Archive:
         shutil.rmtree(part, ignore_errors=True)
         for package in sorted(self._packages.glob("*.deb")):
             run(["dpkg-deb", "-x", str(package), str(part)], self._packages)
-        if not (part / "lib").exists():  # a package of its own has the link in later releases
+        if not (part / "lib").exists():  # later releases have this link in a package not fetched
             (part / "lib").symlink_to("usr/lib")
         part.rename(root)
         return root
@@ -111,7 +113,7 @@ class Archive:
 
 
 def run(command: list[str], folder: Path) -> str:
-    """Its output. Raises RuntimeError with what it said if it fails."""
+    """Runs a command in `folder`, and returns its output. Raises RuntimeError if it fails."""
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )

@@ -1,12 +1,12 @@
 """The site of the documentation, in build/site/VERSION: `make docs`.
 
-mkdocs-material shows docs/, the README as its first page, the Python reference from docstrings
-(mkdocstrings), the C reference from the header (c_reference.py) and that of the commands. Sources
-are put together in build/site-sources, with links to files that the site does not have as plain
-text; a link to nowhere is an error.
+mkdocs-material builds the site from docs/, the README as first page, the Python reference from
+docstrings (mkdocstrings), the C reference from the header (c_reference.py), and the reference of
+the commands. The sources are collected in build/site-sources. A link to a file that is not on the
+site becomes plain text; a broken link is an error.
 
-VERSION is that of the wheel. Sites of other versions that are in build/site stay there: the head of
-each page lets the reader choose among them, and build/site/index.html leads to the newest.
+VERSION is the wheel's version. Sites of other versions in build/site stay there: the head of each
+page has a menu of versions, and build/site/index.html leads to the newest.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 SOURCES, SITE = ROOT / "build" / "site-sources", ROOT / "build" / "site"
 LINK = re.compile(r"\[([^\]\n]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
-# Files that are pages under another name.
+# Pages of the site for files outside of docs/, or whose page has another name.
 PAGES = {
     "README.md": "index.md",
     "docs/README.md": "contents.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "include/pccl.h": "reference/c.md",
 }
-# A page that is not listed is an error, and so is a listed page that does not exist.
+# The pages in the order of the site's menu; every page must be listed, and every entry must exist.
 NAVIGATION: dict[str, list[str]] = {
     "Start": ["index.md", "TUTORIAL.md", "guides/INSTALL.md", "contents.md"],
     "Guides": [
@@ -63,7 +63,7 @@ NAVIGATION: dict[str, list[str]] = {
 }
 
 
-# The Python reference by topic. Errors come last: each class of pccl_py.errors.
+# The names of pccl_py by topic, in the Python reference. Names in no topic are listed as errors.
 TOPICS: dict[str, list[str]] = {
     "Joining a run": ["connect", "steps", "Step", "exit_on_sigterm"],
     "Collectives": ["Communicator", "Group", "Run"],
@@ -83,7 +83,7 @@ TOPICS: dict[str, list[str]] = {
 
 
 def main() -> None:
-    """Ends with status 1 and the words of mkdocs where it has found something wrong."""
+    """Builds the site. Exits with status 1 and the output of mkdocs if mkdocs complains."""
     shutil.rmtree(SOURCES, ignore_errors=True)
     (SOURCES / "reference").mkdir(parents=True)
     write("index.md", with_links((ROOT / "README.md").read_text("utf-8"), Path("README.md")))
@@ -102,16 +102,16 @@ def main() -> None:
     write("reference/cli.md", "# Options of commands\n" + page.partition("\n")[2])
     for picture in pictures():
         shutil.copy(picture, SOURCES)
-    # Programs have up to 100 columns.
+    # Makes pages wide enough for programs of 100 columns.
     write(
         "wide.css",
         ".md-grid { max-width: 76rem; }\n.md-typeset pre > code { font-size: 0.68rem; }\n",
     )
     (SOURCES.parent / "mkdocs.yml").write_text(json.dumps(configuration(), indent=2))
-    # Not --quiet, which hides the warnings from --strict too.
+    # Without --quiet, which would hide warnings from --strict, too.
     mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     os.environ["SOURCE_DATE_EPOCH"] = str(commit_time())
-    os.environ["NO_MKDOCS_2_WARNING"] = "1"  # an advertisement of mkdocs-material for its successor
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"  # mkdocs-material would advertise its successor
     done = subprocess.run(
         [*mkdocs, "-f", str(SOURCES.parent / "mkdocs.yml")],
         capture_output=True,
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def commit_time() -> int:
-    """Seconds since 1970; 0 outside of a checkout."""
+    """Time of the last commit, in seconds since 1970; 0 outside of a checkout."""
     command = ["git", "log", "-1", "--format=%ct"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
     return int(done.stdout) if done.returncode == 0 else 0
@@ -135,7 +135,7 @@ def pictures() -> list[Path]:
 
 
 def list_versions(site: Path) -> None:
-    """Writes what the choice of versions reads, and a page that leads to the newest version."""
+    """Writes versions.json for the menu of versions, and index.html, which leads to the newest."""
     names = [path.parent.name for path in site.glob("*/index.html")]
     versions = [name for name in names if re.fullmatch(r"\d+(\.\d+)*", name)]
     versions.sort(key=lambda text: [int(part) for part in text.split(".")], reverse=True)
@@ -153,12 +153,12 @@ def write(name: str, text: str) -> None:
 
 
 def page_of(file: str) -> str:
-    """The path in the site of a file of the repository."""
+    """The path on the site of a file of the repository."""
     return PAGES.get(file, file.removeprefix("docs/"))
 
 
 def with_links(text: str, document: Path) -> str:
-    """Links as the site has them. One that leads to no page becomes plain text."""
+    """`text` with its links changed to paths on the site; a link to no page becomes plain text."""
     here = page_of(document.as_posix())
 
     def replaced(found: re.Match[str]) -> str:
@@ -172,9 +172,11 @@ def with_links(text: str, document: Path) -> str:
 
 
 def python_page(module: str, title: str, topics: dict[str, list[str]]) -> str:
-    """A directive for each public name: by topic, with all that are in no topic as errors at the
-    end; without topics functions first, then classes. The module is read, not imported: what it
-    needs may be missing here.
+    """A page with a mkdocstrings directive for each public name of `module`.
+
+    Names are listed by topic, and names in no topic at the end as errors; without `topics`,
+    functions come first, then classes. The module is parsed and not imported, because packages that
+    it needs may be missing.
     """
     places = (ROOT / module, ROOT / "frontends" / module)
     (source,) = (place for place in places if place.is_dir())
@@ -201,7 +203,7 @@ def python_page(module: str, title: str, topics: dict[str, list[str]]) -> str:
 
 
 def configuration() -> dict[str, object]:
-    """For mkdocs, whose YAML takes JSON as well."""
+    """The configuration of mkdocs, to be written as JSON, which is also YAML."""
     there = {path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.md")}
     listed = {page for pages in NAVIGATION.values() for page in pages}
     if there != listed:
@@ -224,7 +226,7 @@ def configuration() -> dict[str, object]:
         "site_dir": str(SITE / VERSION),
         "extra": {"version": {"provider": "mike"}, "generator": False},
         "extra_css": ["wide.css"],
-        # No fonts and no search from elsewhere: the site works without a network.
+        # No fonts and no search from other hosts, so the site works without a network.
         "theme": {
             "name": "material",
             "font": False,

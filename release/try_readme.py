@@ -1,13 +1,13 @@
-"""Follows the README and the guide to collectives from an installed wheel, as a stranger does.
+"""Runs the commands and programs of the README and the guide to collectives with a wheel.
 
     python release/try_readme.py [WHEEL]
 
-A part of `make test-long`. Without a wheel it makes one for this Python and CPU, and asks
-wheel_check.py about it. pip installs it with the extra `numpy` into an environment of its own,
-whose folder has the README's examples and nothing else of the repository. There the README's
-commands run as they stand, one of the four peers of its second run is killed, and the pieces of
-docs/guides/COLLECTIVES.md run one after the other on two peers. The pieces for PyTorch and JAX run
-in the environment of the checkout, which has both.
+A part of `make test-long`. Without WHEEL it builds a wheel for this Python and CPU, and checks it
+by wheel_check.py. pip installs the wheel with the extra `numpy` into a new virtual environment; its
+folder has the README's examples and nothing else of the repository. There the README's commands run
+unchanged, one of the four peers of its second run is killed, and the programs of
+docs/guides/COLLECTIVES.md run one after the other on two peers. The README's programs for PyTorch
+and JAX run in the environment of the checkout, which has both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".zig-cache" / "readme"
 SECONDS_MAX = 600
 
-# Names that the README's pieces take for granted. Rank 1 answers the message that rank 0 sends.
+# Definitions of names that the guide's programs use without defining them.
 BEFORE = """\
 import ast, os, sys
 import numpy as np
@@ -50,7 +50,7 @@ weights, biases = np.ones(5), np.ones(2, np.float32)
 array = np.ones(3)
 arrays, saved = {"array": array}, 7
 """
-# A statement at a time: of a message, each of the two peers has its own half.
+# Runs the guide's programs statement by statement; rank 1 receives where the guide sends.
 EXAMPLES = """
 with pccl.connect(initial_world_size=2) as comm:
     comm.admit()
@@ -62,7 +62,7 @@ with pccl.connect(initial_world_size=2) as comm:
     print("all of it")
 """
 
-# Code around the README's pieces for frameworks.
+# Code that follows the README's programs for PyTorch and JAX, and calls them.
 TORCH = """
 import torch
 
@@ -82,7 +82,7 @@ with pccl.connect(initial_world_size=2) as comm:
 
 
 def main() -> None:
-    """Ends with status 1 where something is not as the README says."""
+    """Exits with status 1, or fails an assertion, if something is not as the README says."""
     wheel = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else made()
     shutil.rmtree(FOLDER, ignore_errors=True)
     shutil.copytree(ROOT / "examples", FOLDER / "examples")
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def made() -> Path:
-    """A wheel of this Python and CPU, which is as wheels must be."""
+    """Builds a wheel for this Python and CPU; exits if wheel_check.py complains about it."""
     wheel = wheels.build(sys.executable, os.uname().machine, FOLDER.with_name("readme-wheel"))
     wrong = wheel_check.complaints(wheel)
     if wrong:
@@ -114,7 +114,8 @@ def made() -> Path:
 
 
 def follow_quickstart(program: str, readme: str) -> None:
-    """The first program, by the two commands below it; a peer of the second run is killed."""
+    """Runs the README's first program by the two `pccl run` commands; kills a peer of the second
+    run."""
     (FOLDER / "quickstart.py").write_text(program)
     short, long = re.findall(r"^pccl run .*quickstart.py.*$", readme, re.MULTILINE)
     lines = run("sh", "-c", short).splitlines()
@@ -155,7 +156,7 @@ def wait_for(lines: IO[str], text: str) -> None:
 
 
 def follow_pieces(pieces: str) -> None:
-    """Those of the guide, with what they take for granted."""
+    """Runs the guide's programs on two peers, after the definitions in BEFORE."""
     (FOLDER / "pieces.txt").write_text(pieces)
     (FOLDER / "pieces.py").write_text(BEFORE + EXAMPLES)
     said = run("pccl", "run", "-n", "2", "--", "pieces.py", "pieces.txt").splitlines()
@@ -164,7 +165,7 @@ def follow_pieces(pieces: str) -> None:
 
 
 def follow_framework(name: str, program: str) -> None:
-    """Two peers of the checkout's environment, in which PyTorch and JAX are installed."""
+    """Runs `program` on two peers in the checkout's environment, which has PyTorch and JAX."""
     (FOLDER / name).write_text(program)
     command = [sys.executable, "-m", "pccl_py.cli", "run", "-n", "2", "--", sys.executable]
     lines = run(*command, name).splitlines()
@@ -172,7 +173,7 @@ def follow_framework(name: str, program: str) -> None:
 
 
 def follow_commands(block: str) -> None:
-    """The commands of a block, as they stand."""
+    """Runs the commands of a console block unchanged."""
     for line in block.splitlines():
         say(line)
         shown = run("sh", "-c", line.removeprefix("$ ")).splitlines()
@@ -181,7 +182,7 @@ def follow_commands(block: str) -> None:
 
 
 def run(*command: str) -> str:
-    """A command of the environment; what it prints. Ends all if it fails."""
+    """Runs a command in the virtual environment, and returns its output. Exits if it fails."""
     done = subprocess.run(
         command,
         cwd=FOLDER,
@@ -197,7 +198,7 @@ def run(*command: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """That of a shell in which the environment of FOLDER is active."""
+    """The variables of a shell in which the virtual environment is active."""
     programs = FOLDER / "venv" / "bin"
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -205,7 +206,7 @@ def environment() -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """For people."""
+    """Prints a line of progress on standard error."""
     print(f"try_readme: {text}", file=sys.stderr, flush=True)
 
 

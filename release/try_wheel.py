@@ -1,9 +1,9 @@
-"""Uses an unpacked wheel: two peers add up, with a codec too, and a state becomes equal.
+"""Tries an unpacked wheel: two peers all_reduce, also with a codec, and sync a shared state.
 
     python try_wheel.py FOLDER
 
-release/wheels.py runs it with each Python that a wheel is for, the emulated one too. It needs
-nothing but the standard library and the folder.
+release/wheels.py runs this program with each Python that a wheel is for, also an emulated one. The
+program needs only the standard library and FOLDER.
 """
 
 import array
@@ -18,7 +18,7 @@ COUNT = 10_000
 
 
 def peer(comm: pccl.Communicator) -> None:
-    """All that a first use needs of the native part."""
+    """One peer's calls, which use the native library."""
     values = array.array("f", [comm.rank + 1.0] * COUNT)
     comm.all_reduce(values)
     assert values.tolist() == [3.0] * COUNT
@@ -30,7 +30,7 @@ def peer(comm: pccl.Communicator) -> None:
 
 
 def main() -> None:
-    """Says what it ran with, where all was right."""
+    """Runs two peers; prints Python, machine and CPU level if all results are right."""
     assert pccl.__file__.startswith(sys.argv[1]), pccl.__file__
     with pccl.LocalWorld(2) as world:
         world.run(peer)

@@ -1,8 +1,8 @@
-"""Rules for a wheel that is to run elsewhere; wheels.py asks them of each one that it makes.
+"""Checks that a wheel can run on other machines; wheels.py checks each wheel that it builds.
 
-`auditwheel` judges symbol versions and libraries by the manylinux policies, `abi3audit` the stable
-ABI. The rules here are those that they leave open: the CPU, where libraries are searched, and what
-is in the wheel.
+`auditwheel` checks symbol versions and libraries by the manylinux policies, `abi3audit` the stable
+ABI. The functions here check what these tools do not: the CPU, where libraries are searched, memory
+protection, and the files in the wheel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RELATIVE_LINK = re.compile(r"\]\((?!\w+:|#)[^)]*\)")
 
 
 def complaints(wheel: Path) -> list[str]:
-    """Everything that is wrong with a wheel."""
+    """A sentence for each rule that the wheel breaks."""
     abi, platform = wheel.stem.split("-")[3:]
     with zipfile.ZipFile(wheel) as archive:
         found = [
@@ -55,7 +55,8 @@ def complaints(wheel: Path) -> list[str]:
 
 
 def contents(names: list[str], abi: str) -> Iterator[str]:
-    """The package, one extension and no more."""
+    """Complaints about the wheel's files: it must have all NEEDED files, exactly one extension, and
+    nothing outside FOLDERS."""
     for name in NEEDED:
         if name not in names:
             yield f"{name} is missing"
@@ -68,7 +69,8 @@ def contents(names: list[str], abi: str) -> Iterator[str]:
 
 
 def description(archive: zipfile.ZipFile) -> Iterator[str]:
-    """A page of a package index has no files beside it."""
+    """Complaints about the description: it must be the README, without relative links, which are
+    broken on PyPI."""
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     text = str(Parser().parsestr(archive.read(name).decode()).get_payload())
     if "all_reduce" not in text:
@@ -78,7 +80,8 @@ def description(archive: zipfile.ZipFile) -> Iterator[str]:
 
 
 def library(image: bytes, machine: str) -> Iterator[str]:
-    """An ELF file of the right CPU, which finds what it needs beside itself."""
+    """Complaints about a library: it must be for the wheel's CPU, search libraries only in its own
+    folder, and bind its symbols when it is loaded."""
     elf = ELFFile(BytesIO(image))
     if elf["e_machine"] != MACHINES[machine]:
         yield f"it is for {elf['e_machine']}, the wheel for {machine}"
@@ -97,7 +100,8 @@ def library(image: bytes, machine: str) -> Iterator[str]:
 
 
 def mapped(elf: ELFFile) -> Iterator[str]:
-    """Memory is writable or executable, and the tables of the linker are neither in the end."""
+    """Complaints about memory protection: no memory may be both writable and executable, and
+    relocations must become read-only."""
     flags = {segment["p_type"]: segment["p_flags"] for segment in elf.iter_segments()}
     if "PT_GNU_STACK" not in flags or flags["PT_GNU_STACK"] & P_FLAGS.PF_X:
         yield "its stack is executable"
@@ -109,21 +113,22 @@ def mapped(elf: ELFFile) -> Iterator[str]:
 
 
 def audited(wheel: Path, platform: str) -> Iterator[str]:
-    """Symbol versions no newer than the tag says, and no library that a system may lack."""
+    """Complaints unless auditwheel confirms the platform tag: no symbol version newer than the tag,
+    and no library that a system may lack."""
     said = run("auditwheel", "show", str(wheel))
     if f'"{platform}"' not in said.stdout:
         yield f"auditwheel does not find {platform}:\n{said.stdout}{said.stderr}"
 
 
 def stable(wheel: Path) -> Iterator[str]:
-    """No symbol of Python that is not in the stable ABI of 3.12."""
+    """Complaints of abi3audit: the wheel may use only symbols in the stable ABI of Python 3.12."""
     said = run("abi3audit", "--strict", "--report", str(wheel))
     if said.returncode != 0:
         yield f"abi3audit refuses it:\n{said.stdout}{said.stderr}"
 
 
 def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A program of this Python's environment."""
+    """Runs a program of this Python's environment, and returns its output and status."""
     program = Path(sys.executable).with_name(module)
     return subprocess.run(
         [str(program), *arguments], capture_output=True, text=True, timeout=300, check=False

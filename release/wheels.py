@@ -1,12 +1,12 @@
-"""Makes the wheels of a release, checks them, and uses each one: `make wheels`.
+"""Builds the wheels of a release, checks them, and tries each wheel: `make wheels`.
 
     python release/wheels.py [--out dist] [--python PYTHON]... [--machine x86_64]...
 
-For each CPU there are two: one for Python 3.11, and one of the stable ABI for 3.12 and later. Zig
-compiles them for both CPUs here, against the C library that hatch_build.py names. This machine must
-have Python 3.11 and a later one, with headers. The rules are in wheel_check.py, the use is
-try_wheel.py: for another CPU under qemu-user, with a Python of Debian for that CPU, which apt
-fetches and foreign.py unpacks below .zig-cache.
+For each CPU there are two wheels: one for Python 3.11, and one of the stable ABI for 3.12 and
+later. Zig compiles for both CPUs on this machine, against the C library that hatch_build.py names.
+The machine must have Python 3.11 and a later Python, with headers. wheel_check.py checks a wheel,
+and try_wheel.py uses it. A wheel for another CPU is tried under qemu-user, with a Python for that
+CPU which foreign.py fetches by apt and unpacks below .zig-cache.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import wheel_check
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".zig-cache" / "wheels"
 MACHINES = ("x86_64", "aarch64")
+# Minor versions of Python 3: the oldest supported, and the first of the stable ABI.
 OLDEST, STABLE = 11, 12
 SECONDS_MAX = 3600
 ASK = (
@@ -36,7 +37,7 @@ ASK = (
 
 
 def main() -> None:
-    """All of it. Ends with status 1 if a wheel is not as it must be."""
+    """Builds, checks and tries all wheels. Exits with status 1 after complaints about a wheel."""
     asked = argparse.ArgumentParser(description="Makes and checks the wheels of a release.")
     asked.add_argument("--out", type=Path, default=ROOT / "dist")
     asked.add_argument("--python", action="append", help="an interpreter; default: all found")
@@ -65,14 +66,14 @@ def main() -> None:
 
 
 def found() -> list[str]:
-    """Interpreters on the PATH, and those of pyenv."""
+    """The Python interpreters on the PATH and in pyenv."""
     named = [shutil.which(f"python3.{minor}") for minor in range(OLDEST, 30)]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     return [name for name in named if name] + sorted(map(str, pyenv.glob("*/bin/python3")))
 
 
 def by_minor(pythons: Iterable[str]) -> dict[int, str]:
-    """The first interpreter of each 3.x that runs and has its headers."""
+    """For each minor version x, the first interpreter 3.x that runs and has headers."""
     known: dict[int, str] = {}
     for python in pythons:
         told = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False)
@@ -82,7 +83,7 @@ def by_minor(pythons: Iterable[str]) -> dict[int, str]:
 
 
 def build(python: str, machine: str, out: Path) -> Path:
-    """One wheel, by the hook that pip runs."""
+    """Builds one wheel of pccl-py with hatchling, as pip would, and moves it to `out`."""
     folder = WORK / "made"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(
@@ -99,7 +100,7 @@ def build(python: str, machine: str, out: Path) -> Path:
 
 
 def build_compat(out: Path) -> Path:
-    """The wheel with the names of PCCL 1.0, which has no native part."""
+    """Builds the wheel of pccl-compat (the names of PCCL 1.0), which has no native code."""
     folder = WORK / "made"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(
@@ -114,7 +115,7 @@ def build_compat(out: Path) -> Path:
 
 
 def use(wheel: Path, machine: str, pythons: dict[int, str]) -> list[str]:
-    """Runs try_wheel.py with the wheel; complaints where that fails."""
+    """Runs try_wheel.py with the wheel and each Python; returns a complaint for each failure."""
     folder = WORK / "unpacked"
     shutil.rmtree(folder, ignore_errors=True)
     with zipfile.ZipFile(wheel) as archive:
@@ -140,7 +141,7 @@ def use(wheel: Path, machine: str, pythons: dict[int, str]) -> list[str]:
 
 
 def say(text: str) -> None:
-    """For people; what builds say is on standard error as well."""
+    """Prints a line of progress on standard error, among the output of builds."""
     print(f"wheels: {text}", file=sys.stderr, flush=True)
 
 

@@ -1,9 +1,9 @@
-/* average: every process brings one number per position; all leave with the same averages.
+/* average: every process contributes an array of numbers; all end with the same averages.
  *
- * Usage: `pccl run -n 2 -- ./average 3`, which makes the token and the processes.
+ * Usage: `pccl run -n 2 -- ./average 3`, which starts a coordinator and two processes.
  *
- * Shows the least a C program needs: connect, the safe point, one all_reduce, the outcome. The
- * contract of each call is include/pccl.h; how to build this is in README.md beside it.
+ * Shows the least that a C program needs: connect, the safe point, one all_reduce, the outcome.
+ * include/pccl.h is the contract of each call; README.md beside this file has the build command.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 enum { COUNT = 1000 };
 
-/* Every call that can fail leaves one sentence for a person. */
+/* Prints the sentence that a failed call has left in pccl_last_error(), and exits. */
 static void check(pccl_status_t status, const char *what) {
   if (status == PCCL_OK) return;
   fprintf(stderr, "average: %s: %s: %s\n", what, pccl_status_name(status), pccl_last_error());
@@ -37,18 +37,18 @@ int main(int argc, char **argv) {
     return 2;
   }
 
-  /* Join the run. The first epoch begins when as many peers are there as pccl run has started. */
+  /* Join the run. The first epoch begins when initial_world_size peers have joined. */
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
   options.bind = getenv("PCCL_BIND"); /* NULL: chosen */
   options.initial_world_size = number_in("PCCL_INITIAL_WORLD_SIZE", 2);
   pccl_comm_t *comm = NULL;
   check(pccl_comm_create(token, &options, &comm), "connect");
 
-  /* The safe point: here newcomers would enter, and this peer learns its rank. */
+  /* The safe point: newcomers enter here, and this peer learns its rank. */
   pccl_admission_t admission = PCCL_ADMISSION_INIT;
   check(pccl_comm_admit(comm, 0, &admission), "admit");
 
-  /* Rank r brings VALUE + r at every position. In place: on an error the input is as it was. */
+  /* Rank r contributes VALUE + r at every position. In place: an error leaves it unchanged. */
   float numbers[COUNT];
   for (int i = 0; i < COUNT; i++) numbers[i] = strtof(argv[1], NULL) + (float)admission.rank;
   pccl_collective_options_t reduce = PCCL_COLLECTIVE_OPTIONS_INIT;
@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
   pccl_work_t *work = NULL;
   check(pccl_all_reduce(comm, numbers, numbers, COUNT, PCCL_F32, &reduce, &work), "all_reduce");
 
-  /* The contributors, and the digest, which is the same on every peer. */
+  /* Print the contributors, and the digest of the result, which is the same on every peer. */
   pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
   check(pccl_work_outcome(work, &outcome), "outcome");
   pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;

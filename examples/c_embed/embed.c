@@ -1,12 +1,11 @@
-/* embed: a program with an event loop of its own averages over the run, and keeps working
- * meanwhile.
+/* embed: a program with its own event loop averages numbers with other peers, and works meanwhile.
  *
- * Usage: `pccl run -n 2 -- ./embed 3`, three rounds. While a round is under way it answers what is
- * written on stdin: `?` with how far it is, `q` by leaving; and every 10 ms it does something else.
+ * Usage: `pccl run -n 2 -- ./embed 3`, three rounds. While a round is under way, the program reads
+ * stdin: `?` prints the round, and `q` leaves the run. Every 10 ms it does other work (a tick).
  *
- * Shows pccl_work_fd: one poll() for all of that, on one thread. To connect and to pass the safe
- * point block, so they come before the loop (or on a thread of their own). README.md beside it has
- * the command that builds this; docs/guides/C.md has more about embedding.
+ * Shows pccl_work_fd: one poll() waits for all of this, on one thread. Connecting and the safe
+ * point block, so the program does both before the loop; another thread could do them as well.
+ * README.md beside this file has the build command; docs/guides/C.md explains embedding.
  */
 #include <errno.h>
 #include <poll.h>
@@ -26,7 +25,7 @@ static void check(pccl_status_t status, const char *what) {
   exit(1);
 }
 
-/* Begins an average, in place, and has the loop wait for it. Returns at once. */
+/* Begins an all_reduce, in place, and sets `finished` to its descriptor. Returns at once. */
 static pccl_work_t *begin(pccl_comm_t *comm, struct pollfd *finished) {
   pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
   options.op = PCCL_AVG;
@@ -67,29 +66,29 @@ int main(int argc, char **argv) {
       return 1;
     }
     if (ready <= 0) {
-      ticks += 1; /* here is time for everything else that the program does */
+      ticks += 1; /* a real program does its other work here */
       continue;
     }
     if (waiting[0].revents != 0) {
       char key;
-      if (read(STDIN_FILENO, &key, 1) != 1) waiting[0].fd = -1; /* no input any more */
+      if (read(STDIN_FILENO, &key, 1) != 1) waiting[0].fd = -1; /* stdin has ended */
       else if (key == '?') printf("round %d of %d is under way\n", round, rounds);
       else if (key == 'q') break;
     }
     if (waiting[1].revents != 0) {
-      pccl_status_t status = pccl_work_wait(work, 0); /* does not block: the descriptor says so */
-      if (status == PCCL_ABORTED) { /* a deadline passed: for all, and numbers are as before */
+      pccl_status_t status = pccl_work_wait(work, 0); /* does not block: the work is finished */
+      if (status == PCCL_ABORTED) { /* a deadline passed: on all peers, `numbers` are unchanged */
         printf("round %d again: %s\n", round, pccl_last_error());
       } else {
         check(status, "all_reduce");
         printf("round %d: average %g, %d ticks meanwhile\n", round++, numbers[0], ticks);
       }
       ticks = 0;
-      pccl_work_destroy(work); /* closes the descriptor too */
+      pccl_work_destroy(work); /* also closes the descriptor */
       work = round <= rounds ? begin(comm, &waiting[1]) : NULL;
     }
   }
-  pccl_work_destroy(work); /* the others go on without this peer with one that is under way */
+  pccl_work_destroy(work); /* other peers finish a round under way without this peer */
   check(pccl_comm_close(comm), "close");
   pccl_comm_destroy(comm);
   return 0;

@@ -1,12 +1,12 @@
-/* hello: a program in C for PCCL 1.0, unchanged: peers add up numbers, and go on when one dies.
+/* hello: an unchanged C program for PCCL 1.0: peers average numbers, and survive a peer's death.
  *
  *     cc examples/compat/hello.c $(pccl flags --compat) -o hello
  *     pccl run -n 3 --restarts 1 -- ./hello 200 1@50
  *
- * The arguments are the number of steps and, if it is wanted, RANK@STEP: the process with that RANK
- * kills itself in that step; `pccl run` starts it again, and it joins. A third one is the number of
- * peers that a step needs, 2 or more: with fewer they wait. The names are those of PCCL 1.0, of
- * compat/include/pccl.h; what differs from it is in docs/guides/MIGRATING.md.
+ * Arguments: the number of steps; RANK@STEP (optional): the process with this RANK kills itself in
+ * this step, and joins again when `pccl run` has restarted it; the number of peers that a step
+ * needs (default 2): with fewer, peers wait. compat/include/pccl.h has the names of PCCL 1.0;
+ * docs/guides/MIGRATING.md lists the differences from PCCL 1.0.
  */
 #include <inttypes.h>
 #include <signal.h>
@@ -57,7 +57,7 @@ int main(int argc, char **argv) {
   pcclSharedState_t state = {0, 1, infos};
   int size = 0, known = 0;
   for (int is_new = 1;; is_new = 0) {
-    /* The safe point: those who wait enter here. A newcomer has just passed it in pcclConnect. */
+    /* The safe point: waiting newcomers enter here. A newcomer has passed it in pcclConnect. */
     pcclResult_t result;
     while (!is_new && (result = pcclUpdateTopology(communicator)) != pcclSuccess) {
       if (result == pcclMasterConnectionFailed) check(result, "update");

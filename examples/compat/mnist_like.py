@@ -1,11 +1,11 @@
-"""A program for PCCL 1.0, unchanged: peers learn to tell digits, and go on when one dies.
+"""An unchanged program for PCCL 1.0: peers learn to recognize digits, and survive a peer's death.
 
     pccl run -n 3 --restarts 1 -- python examples/compat/mnist_like.py --peers 3 --kill 1@100
 
-The names are those of PCCL 1.0's package `pccl` (pip install . ./compat in a checkout). With
-`--kill` the process with that RANK kills itself in that step; `pccl run` starts it again, and it
-joins the others, which go on until `--peers` are there. Digits are made here: ten patterns of 8 x 8
-with noise.
+The package `pccl` has the names of PCCL 1.0 (pip install . ./compat in a checkout). With
+`--kill RANK@STEP` the process with this RANK kills itself in this step; `pccl run` starts it again,
+and it joins the other peers, which train on until `--peers` peers are there. The digits are ten
+random patterns of 8 x 8 with noise.
 """
 
 import argparse
@@ -28,7 +28,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def batch(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Images and their digits."""
+    """A random batch: images, (BATCH, PIXELS), and the digit of each."""
     patterns = np.random.default_rng(1).standard_normal((DIGITS, PIXELS), np.float32)
     digits = random.integers(0, DIGITS, BATCH)
     noise = 2 * random.standard_normal((BATCH, PIXELS), np.float32)
@@ -36,7 +36,7 @@ def batch(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradient(weights: np.ndarray, images: np.ndarray, digits: np.ndarray) -> np.ndarray:
-    """The gradient of the cross-entropy of a linear model."""
+    """The gradient of a linear model's mean cross-entropy on a batch."""
     scores = images @ weights
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)

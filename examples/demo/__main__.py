@@ -1,8 +1,8 @@
-"""The demo's command line: `python -m examples.demo`, from the root of the repository. Exit status
-0: all it claims held.
+"""The demo's command line: `python -m examples.demo`, from the root of the repository. Exits with
+status 0 if all claims of `verdict.py` hold.
 
-It owns the order of things: run (`orchestrator.py`), judge (`verdict.py`), write down (`report.py`,
-`plot.py`), show (`view.py`).
+It runs the processes (`orchestrator.py`), judges the run (`verdict.py`), writes the files
+(`report.py`, `plot.py`), and shows the run (`view.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def demo(
     if not console.is_terminal:
         console = Console(width=PLAIN_COLUMNS)
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
-    pccl.exit_on_sigterm()  # so that the processes it started end too
+    pccl.exit_on_sigterm()  # so that SIGTERM also ends the processes that the demo has started
 
     began = time.monotonic()
     with view:

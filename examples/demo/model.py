@@ -1,11 +1,11 @@
 """The model: a byte-level language model in NumPy, with its gradients derived by hand, and AdamW.
 
-It owns the arithmetic of one network and of its optimizer, and where its parameters lie in one flat
-array. It knows nothing of text (`corpus.py`) or peers (`peer.py`).
+The parameters of the network are one flat array. The text is in `corpus.py`, and the training loop
+in `peer.py`.
 
-The network is the neural probabilistic language model of Bengio et al. (2003): the last `context`
-bytes are looked up in a table of embeddings, laid side by side, and go through one hidden layer of
-tanh to the scores of the 256 possible next bytes:
+The network is the neural probabilistic language model of Bengio et al. (2003). The embeddings of
+the last `context` bytes are looked up in a table and concatenated; one hidden layer of tanh gives
+the scores of the 256 possible next bytes:
 
     e = table[window]          (batch, context * embedding)
     h = tanh(e W1 + b1)        (batch, hidden)
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 BYTE_VALUES = 256
 
-Floats = NDArray[np.floating]  # f32; the tests differentiate in f64
+Floats = NDArray[np.floating]  # f32, or f64 in tests of the gradients
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Model:
-    """Shapes of the network. The parameters are a flat f32 array that the caller holds."""
+    """The network's shapes and arithmetic. The caller holds the parameters, a flat f32 array."""
 
     context: int = 16
     embedding: int = 32
@@ -37,7 +37,7 @@ class Model:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of each parameter, in the order in which they lie in the flat array."""
+        """Name and shape of each parameter, in the order of the flat array."""
         return {
             "table": (BYTE_VALUES, self.embedding),
             "w1": (self.context * self.embedding, self.hidden),
@@ -48,11 +48,11 @@ class Model:
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """Number of elements of the flat array of parameters."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
     def views(self, flat: Floats) -> dict[str, Floats]:
-        """The parameters by name: views into `flat`, so that writing to one writes to the other."""
+        """The parameters by name, as views into `flat`."""
         if flat.shape != (self.size,):
             raise ValueError(
                 f"expected a flat array of {self.size} parameters, got shape {flat.shape}"
@@ -65,7 +65,7 @@ class Model:
         return views
 
     def initial(self, seed: int) -> Floats:
-        """Parameters before training; the same on every peer that passes the same seed."""
+        """The parameters before training, a flat array; equal on all peers with the same seed."""
         rng = np.random.default_rng(seed)
         flat = np.zeros(self.size, np.float32)
         parameters = self.views(flat)
@@ -87,7 +87,7 @@ class Model:
         return float(-likelihoods.mean())
 
     def loss_and_gradient(self, flat: Floats, windows: Bytes, targets: Bytes, out: Floats) -> float:
-        """The loss as above; its gradient is written to `out`, a flat array like `flat`."""
+        """Returns the loss (see `loss`), and writes its gradient to `out`, an array like `flat`."""
         parameters, gradients = self.views(flat), self.views(out)
         batch = len(targets)
         rows = np.arange(batch)
@@ -107,8 +107,8 @@ class Model:
         np.matmul(embedded.T, d_hidden, out=gradients["w1"])
         d_hidden.sum(axis=0, out=gradients["b1"])
 
-        # The row of byte v gathers the gradient of every place where v stood: one_hot^T times
-        # d_embedded.
+        # Row v of the table's gradient sums the gradients of all places where byte v stood:
+        # one_hot^T times d_embedded.
         d_embedded = (d_hidden @ parameters["w1"].T).reshape(-1, self.embedding)
         places = np.zeros((BYTE_VALUES, d_embedded.shape[0]), flat.dtype)
         places[windows.reshape(-1), np.arange(d_embedded.shape[0])] = 1
@@ -118,7 +118,7 @@ class Model:
     def write(
         self, flat: Floats, prompt: bytes, length: int, seed: int, temperature: float = 0.7
     ) -> bytes:
-        """The bytes that the model writes after `prompt`: `length` of them, drawn one by one."""
+        """Samples `length` bytes from the model, one by one, to continue `prompt`."""
         rng = np.random.default_rng(seed)
         parameters = self.views(flat)
         text = bytearray(prompt.rjust(self.context, b"\n"))
@@ -138,7 +138,7 @@ class Model:
 
 
 def log_softmax(scores: Floats) -> Floats:
-    """Logarithms of the likelihoods that the scores stand for, along the last axis."""
+    """Log-likelihoods for scores (logits), along the last axis."""
     shifted = scores - scores.max(axis=-1, keepdims=True)
     result: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
@@ -166,11 +166,11 @@ class AdamW:
         self.square = np.zeros(self.size, np.float32)
 
     def step(self, parameters: Floats, gradient: Floats, schedule: float = 1.0) -> None:
-        """Moves `parameters` in place by one step of `schedule` times the learning rate."""
+        """Updates `parameters` in place by one step with `schedule` times the learning rate."""
         self.steps += 1
         self.mean += (1 - self.beta1) * (gradient - self.mean)
         self.square += (1 - self.beta2) * (gradient * gradient - self.square)
-        # Both moments start at zero; dividing by these takes out the bias towards it.
+        # Both moments start at zero; dividing by these weights removes the bias towards zero.
         mean_weight = 1 - self.beta1**self.steps
         square_weight = 1 - self.beta2**self.steps
         direction = (self.mean / mean_weight) / (

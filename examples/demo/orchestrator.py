@@ -1,9 +1,7 @@
-"""Orchestrator: starts the coordinator and the peers, listens to them, and sees that all of them
-end.
+"""Orchestrator: starts the coordinator and the peers, reads their reports, and ends all processes.
 
-It owns the processes and the clock of a run. Their reports go to the story (`story.py`) and
-from there to a view (`view.py`); the training itself is `peer.py`. Processes are ended by their own
-id, and none outlives the run.
+Reports of the processes go to the story (`story.py`), and then to a view (`view.py`). The peers run
+`peer.py`. Processes are ended by their own id, and no process outlives the run.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ BLAS_THREADS = (
     "MKL_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-END_SECONDS_MAX = 10.0  # what a process gets to end by itself after SIGTERM
-TICK_SECONDS = 0.1
+END_SECONDS_MAX = 10.0  # how long a process may take to end after SIGTERM before it is killed
+TICK_SECONDS = 0.1  # how often the view is refreshed without events
 
 
 class Processes:
-    """The processes of one run. Their reports come out of `events`, in order for each process."""
+    """The processes of one run. `events` has their reports, in order for each process."""
 
     def __init__(self, folder: Path, began: float) -> None:
         self.events: queue.Queue[Event] = queue.Queue()
         self._folder = folder
         self._began = began
         self._started: dict[str, list[Child]] = {}
-        self._order = threading.RLock()  # that a process was started comes before what it says
+        self._order = threading.RLock()  # puts the event "started" before a process's reports
 
     def __enter__(self) -> Self:
         return self
@@ -62,9 +60,9 @@ class Processes:
     def start(
         self, source: str, command: list[str], environment: dict[str, str], **fields: int
     ) -> None:
-        """Starts a process: its standard output is reports, its standard error goes to a log."""
+        """Starts a process. Its standard output has reports; its standard error goes to a log."""
         about: Event = {"source": source, **fields}
-        mode = "a" if source in self._started else "w"  # a second start goes on in the first's
+        mode = "a" if source in self._started else "w"  # a restarted process appends to its log
         with self._order, self.log_path(source).open(mode) as log:
             child = Child(
                 command,
@@ -77,11 +75,11 @@ class Processes:
             self._put({**about, "kind": "started", "pid": child.pid})
 
     def kill(self, source: str) -> None:
-        """Ends a process without a warning."""
+        """Kills a process with SIGKILL."""
         self._started[source][-1].signal(signal.SIGKILL)
 
     def stop(self, source: str) -> None:
-        """Asks a process to end, and ends it if it does not within its time."""
+        """Ends a process with SIGTERM, or with SIGKILL after END_SECONDS_MAX."""
         child = self._started[source][-1]
         child.signal(signal.SIGTERM)
         try:
@@ -90,7 +88,7 @@ class Processes:
             child.signal(signal.SIGKILL)
 
     def log_path(self, source: str) -> Path:
-        """Where the standard error of a process goes."""
+        """The file for a process's standard error."""
         return self._folder / f"{source.replace(' ', '-')}.log"
 
     def now(self) -> float:
@@ -104,9 +102,9 @@ class Processes:
 
     def _hear(self, line: str, about: Event) -> None:
         if not line.endswith("\n"):
-            return  # it died while it wrote; its end is told all the same
+            return  # the process died while it wrote this line
         report: Event
-        if about["source"] == COORDINATOR:  # its only line is the token
+        if about["source"] == COORDINATOR:  # a coordinator prints only the token
             report = {"kind": "listening", "token": line.strip(), "at": time.time()}
         else:
             report = json.loads(line)
@@ -114,7 +112,7 @@ class Processes:
 
 
 class Orchestrator:
-    """One run: what must be started when, and when it is over."""
+    """One run: starts and kills processes at the rounds of the settings, until the run is over."""
 
     def __init__(self, settings: Settings, folder: Path, view: View, seconds_max: float) -> None:
         self.story = Story(settings)
@@ -125,10 +123,10 @@ class Orchestrator:
         self._token = ""
         self._started: set[int] = set()
         self._coordinator_killed = False
-        self._state = ""  # where the coordinator keeps what it must know after it was killed
+        self._state = ""  # folder of the coordinator's journal, for its restart
 
     def run(self) -> Story:
-        """Runs to the end, or until that cannot be reached: then `story.failure` says why."""
+        """Runs to the end. If the run fails, stops it early, with the reason in `story.failure`."""
         with (
             tempfile.TemporaryDirectory(prefix="pccl-demo-") as state,
             Processes(self._folder, time.time()) as processes,
@@ -148,7 +146,8 @@ class Orchestrator:
         return self.story
 
     def _take(self, event: Event, processes: Processes) -> None:
-        """Lets an event into the story, without the token, and does what it calls for."""
+        """Adds an event to the story, without its token, and starts or kills the processes that the
+        event makes due."""
         settings = self._settings
         token = event.pop("token", None)
         self.story.take(event)
@@ -179,7 +178,7 @@ class Orchestrator:
                 self.story.fail(event["seconds"], f"{reason}; take more rounds, or more steps")
 
     def _start_coordinator(self, processes: Processes) -> None:
-        """The first and the second start are the same: the state directory tells the rest."""
+        """Starts the coordinator, the first time or again: it restores its run from `_state`."""
         command = [sys.executable, "-m", "pccl_py.cli", "coordinator", "--bind", "127.0.0.1:0"]
         command += ["--state", self._state]
         command += ["--initial-world-size", str(self._settings.peers)]
@@ -216,7 +215,7 @@ class Orchestrator:
         return (bool(ended) and ended == self._started) or self.story.failure is not None
 
     def _end(self, processes: Processes) -> None:
-        """Stops the coordinator and hears it out; a run that failed stops at once."""
+        """Unless the run has failed: stops the coordinator, and takes events until it has ended."""
         if self.story.failure is not None:
             return
         processes.stop(COORDINATOR)

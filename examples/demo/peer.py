@@ -1,11 +1,11 @@
 """One peer: the training program of the demo.
 
-It owns the loop that a user of `pccl_train` would write: inner steps, each followed by
-`diloco.step()`. The last step of a round passes the safe point, where newcomers enter, averages the
-pseudo-gradients of all members and makes the outer step (DiLoCo, arXiv 2311.08105). Note what is
-not here: nothing about peers that die. The program reports what it does as JSON lines on its
+The program has the loop that a user of `pccl_train` would write: inner steps, each followed by
+`diloco.step()`. In the last step of a round, `diloco.step()` passes the safe point, where newcomers
+enter, averages the pseudo-gradients of all members, and makes the outer step (DiLoCo, arXiv
+2311.08105). The program needs no code for peers that die. It reports progress as JSON lines on
 standard output, for `orchestrator.py`. The network and the inner optimizer are in `model.py`.
-`peer_torch.py` and `peer_jax.py` make such rounds of `pccl_torch` and `pccl_jax`, without
+`peer_torch.py` and `peer_jax.py` do the same with `pccl_torch` and `pccl_jax`, without
 `pccl_train`.
 
     python -m examples.demo.peer SETTINGS_AS_JSON INDEX       (PCCL_TOKEN says where to connect)
@@ -82,7 +82,7 @@ def train(comm: pccl.Communicator, settings: Settings, index: int, report: Repor
 
 
 def describe(comm: pccl.Group, before: tuple[pccl.PeerId, ...]) -> dict[str, Any]:
-    """The epoch that this peer is in, for a report. `before`: the members of its last one."""
+    """This peer's epoch, for a report. `before`: the members of the epoch before."""
     members = comm.members
     return {
         "epoch": comm.epoch,
@@ -95,7 +95,7 @@ def describe(comm: pccl.Group, before: tuple[pccl.PeerId, ...]) -> dict[str, Any
 
 
 def account(comm: pccl.Group, outcome: pccl.Outcome) -> dict[str, Any]:
-    """The result of an all_reduce, and its cost, for a report."""
+    """The outcome of an all_reduce, and the bytes of the whole run so far, for a report."""
     info = comm.info()
     return {
         "epoch": outcome.epoch,
@@ -119,13 +119,14 @@ def account(comm: pccl.Group, outcome: pccl.Outcome) -> dict[str, Any]:
 
 
 def sample(settings: Settings, parameters: Floats) -> str:
-    """A sample of what the model writes; bytes that are no text become replacement characters."""
+    """A sample of text from the model; invalid UTF-8 becomes replacement characters."""
     written = settings.model.write(parameters, f"\n\n\n{PROMPT}".encode(), 240, settings.seed)
     return written.decode("utf-8", errors="replace")
 
 
 def reporter() -> Report:
-    """Takes standard output for reports; whatever else prints here goes to standard error."""
+    """Returns a function that writes reports to standard output. All other output of this process
+    goes to standard error from now on."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
 
@@ -136,7 +137,7 @@ def reporter() -> Report:
 
 
 def run(join: Callable[[Settings, int, Report], None]) -> None:
-    """Takes part as the command line says, and tells what went wrong if something did."""
+    """Calls `join` with the arguments of the command line, and reports its exception, if any."""
     settings, index = Settings.from_json(sys.argv[1]), int(sys.argv[2])
     report = reporter()
     try:

@@ -1,9 +1,9 @@
-"""One peer under JAX: the training program of the demo, a round of it one jitted program.
+"""One peer under JAX: the training program of the demo, with each round as one jitted program.
 
-It owns the same loop as `peer.py`, of which it takes all that is not JAX's: text, reports, and the
-network in NumPy for what is only looked at. The program has the steps of the inner optimiser as a
-`scan`, the average of the pseudo-gradients, and the outer step of DiLoCo. One peer is killed
-inside of it, which costs the others nothing.
+The program has the loop of `peer.py`, with the same text and reports, and uses the NumPy network
+for losses and samples. A jitted round has the steps of the inner optimiser as a `scan`, the average
+of the pseudo-gradients, and the outer step of DiLoCo. One peer is killed inside of a jitted round,
+and the other peers go on.
 
     python -m examples.demo.peer_jax SETTINGS_AS_JSON INDEX       (PCCL_TOKEN says where to connect)
 
@@ -29,7 +29,7 @@ from examples.demo.model import Model
 from examples.demo.peer import Report, account, describe, run, sample
 from examples.demo.settings import Settings
 
-RATE = 3e-3  # of the inner optimiser
+RATE = 3e-3  # learning rate of the inner optimiser
 INNER = optax.chain(optax.scale_by_adam(b1=0.9, b2=0.99), optax.add_decayed_weights(0.01))
 OUTER = optax.chain(
     pj_optax.average_gradients(recovery="resume"),
@@ -47,11 +47,11 @@ def loss_of(flat: Any, windows: Any, targets: Any, model: Model) -> Any:
 
 
 def round_of(model: Model, reducing: Callable[[Any], Any]) -> Any:
-    """A round as one program: local steps, the average over all peers, the outer step.
+    """A jitted program for a round: local steps, the average over all peers, the outer step.
 
-    `reducing` is told the mean loss before the average, and returns 1. The program takes the
-    parameters, the state of the outer and of the inner optimiser, and windows, targets and rates,
-    each with an axis of steps.
+    `reducing`: called with the mean loss before the average; must return 1. The program takes the
+    parameters, the states of the outer and the inner optimiser, and windows, targets and rates,
+    each of which has the steps as first axis.
     """
 
     def step(carry: Any, given: Any) -> Any:
@@ -66,7 +66,7 @@ def round_of(model: Model, reducing: Callable[[Any], Any]) -> Any:
         comm: pj.Comm, shared: Any, outer: Any, inner: Any, windows: Any, targets: Any, rates: Any
     ) -> Any:
         (local, inner), losses = jax.lax.scan(step, (shared, inner), (windows, targets, rates))
-        # A factor, so that the average waits for it.
+        # `one` is a factor of the pseudo-gradient, so that the average waits for `reducing`.
         one = io_callback(reducing, jax.ShapeDtypeStruct((), jnp.float32), losses.mean())
         updates, outer = OUTER.update((shared - local) * one, outer, shared, comm=comm)
         return optax.apply_updates(shared, updates), outer, inner, losses.mean()
@@ -75,7 +75,7 @@ def round_of(model: Model, reducing: Callable[[Any], Any]) -> Any:
 
 
 class Training:
-    """One peer: what all of them share, and its own optimiser and text."""
+    """One peer: the state shared by all peers, and this peer's own inner optimiser and text."""
 
     def __init__(
         self, comm: pccl.Communicator, settings: Settings, index: int, report: Report
@@ -99,7 +99,7 @@ class Training:
 
     @property
     def this_round(self) -> int:
-        """Rounds count from 1."""
+        """The number of the round in progress, from 1."""
         return int(self.shared["rounds_done"]) + 1
 
     def train(self) -> None:
@@ -122,7 +122,7 @@ class Training:
         self.report("finished", digest=self.digest(), text=written)
 
     def admit(self) -> None:
-        """The safe point: newcomers get what the others hold."""
+        """Passes the safe point, and syncs the shared state, which newcomers receive."""
         before = self.comm.members
         admission = self.comm.admit()
         self.shared = self.state.sync(self.shared)
@@ -136,7 +136,7 @@ class Training:
             )
 
     def make_round(self) -> tuple[float, pccl.Outcome]:
-        """The mean loss of the steps, and who is in the average."""
+        """Runs a round; returns the mean loss of its steps, and the outcome of the average."""
         settings, model = self.settings, self.model
         drawn = [
             draw(self.text, model.context, settings.batch, self.rng) for _ in range(settings.steps)
@@ -157,16 +157,16 @@ class Training:
         return float(loss), outcome
 
     def tell_reducing(self, train_loss: Any) -> Any:
-        """Called by the program, before it calls the others."""
+        """The jitted program calls this before the average; reports the mean loss."""
         self.report("reducing", round=self.this_round, train_loss=float(train_loss))
         return np.float32(1)
 
     def held_out_loss(self) -> float:
-        """The loss of the shared parameters."""
+        """The loss of the shared parameters on held-out text."""
         return self.model.loss(np.asarray(self.shared["parameters"]), *self.examination)
 
     def digest(self) -> str:
-        """Equal on two peers exactly if what they share is: without the state of the average."""
+        """A hash of the state that all peers share; leaves out the state of `average_gradients`."""
         own = self.shared
         shared = jax.tree.leaves((own["parameters"], own["outer"][1:], own["rounds_done"]))
         content = b"".join(np.asarray(each).tobytes() for each in shared)

@@ -1,8 +1,8 @@
 """One peer under PyTorch: the training program of the demo with DistributedDataParallel.
 
-It owns the same loop as `peer.py`, of which it takes all that is not PyTorch's: text, reports, and
-the network in NumPy for what is only looked at. The shared parameters are in DDP, whose gradient is
-the pseudo-gradient of a round of DiLoCo, averaged by `pccl_torch.average_hook`.
+The program has the loop of `peer.py`, with the same text and reports, and uses the NumPy network
+for losses and samples. DDP holds the shared parameters; their gradient is the pseudo-gradient of a
+round of DiLoCo, which a `pccl_torch.AverageHook` averages.
 
     python -m examples.demo.peer_torch SETTINGS_AS_JSON INDEX     (PCCL_TOKEN says where to connect)
 
@@ -27,7 +27,7 @@ from examples.demo.peer import Report, account, run, sample
 from examples.demo.settings import Settings
 
 dist: Any = torch.distributed
-RATE = 3e-3  # of the inner optimiser
+RATE = 3e-3  # learning rate of the inner optimiser
 
 
 class Network(nn.Module):
@@ -51,13 +51,13 @@ class Network(nn.Module):
         return torch.stack(products).sum()
 
     def flat(self) -> Floats:
-        """The parameters as `model.py` has them."""
+        """The parameters as the flat array of `model.py`."""
         flat: Floats = nn.utils.parameters_to_vector(self.parameters()).detach().numpy()
         return flat
 
 
 class Hook(pccl_torch.AverageHook):
-    """The average, which can be found by the fault of the victim."""
+    """The hook that averages, with an operation number that the victim's fault point can name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,13 +65,14 @@ class Hook(pccl_torch.AverageHook):
 
     def __call__(self, state: Any, bucket: Any) -> Any:
         group = dist.group.WORLD
-        if self.is_to_be_found:  # then it is operation 1 of its tag, and no other one is
+        if self.is_to_be_found:  # a barrier first makes the average operation 1 of its tag
             group.comm.barrier(tag=group.next_tag)
         return super().__call__(state, bucket)
 
 
 class Training:
-    """One peer: the shared network and the outer optimiser, and its own copy and inner one."""
+    """One peer: the shared network with the outer optimiser, and this peer's own copy of the
+    network with the inner optimiser."""
 
     def __init__(self, settings: Settings, index: int, report: Report) -> None:
         self.settings, self.model, self.report = settings, settings.model, report
@@ -113,13 +114,13 @@ class Training:
         self.report("finished", digest=self.state.digest(), text=written)
 
     def admit(self) -> None:
-        """The safe point: newcomers get what the others hold, and DDP is made anew."""
+        """Passes the safe point. If members have changed, syncs the state, and makes a new DDP."""
         before = dist.group.WORLD.peers
         admission = pccl_torch.admit()
         if not admission.changed:
             return
         self.state.sync()
-        # One bucket, so that a round has one all_reduce.
+        # 25 MB hold all gradients in one bucket, so that a round has one all_reduce.
         self.ddp = DistributedDataParallel(self.shared, init_sync=False, bucket_cap_mb=25)
         self.ddp.register_comm_hook(None, self.hook)
         self.report(
@@ -131,7 +132,8 @@ class Training:
         )
 
     def train_alone(self) -> float:
-        """The steps of a round on this peer's own text, from the shared parameters on."""
+        """Takes the steps of a round on this peer's own text, starting from the shared parameters;
+        returns their mean loss."""
         settings, total = self.settings, 0.0
         self.local.load_state_dict(self.shared.state_dict())
         remaining = 1 - 0.9 * self.state.rounds_done / settings.rounds
@@ -149,7 +151,7 @@ class Training:
         return total / settings.steps
 
     def average(self, this_round: int) -> pccl.Outcome:
-        """The outer step, along the average of all pseudo-gradients."""
+        """Makes the outer step with the average of all pseudo-gradients; returns its outcome."""
         self.hook.is_to_be_found = this_round == self.settings.kill_round
         pairs = zip(self.shared.parameters(), self.local.parameters(), strict=True)
         self.outer.zero_grad()
@@ -160,7 +162,7 @@ class Training:
 
 
 def describe(admission: pccl_torch.Admission, before: tuple[bytes, ...]) -> dict[str, Any]:
-    """An admission, for a report. `before`: the peers that were members until then."""
+    """An admission, for a report. `before`: the peers that were members before it."""
     group = dist.group.WORLD
     return {
         "epoch": group.comm.epoch,

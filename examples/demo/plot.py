@@ -1,7 +1,5 @@
-"""Plot: the run in one picture: the loss, who was there when, and what became of the all_reduce
-that lost a peer.
-
-It owns `loss.png`. It reads the story and changes nothing.
+"""Plot: draws `loss.png`: the loss, the rounds of each peer, and the result of the all_reduce that
+lost a peer.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ STYLE: Any = {
 
 
 def draw(story: Story, path: Path) -> None:
-    """Draws as much of the run as there is; a run that failed has a picture too."""
+    """Draws the run to the file `path`; a run that failed is drawn as far as it went."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 8.4), dpi=160)
         grid = figure.add_gridspec(
@@ -58,7 +56,7 @@ def draw(story: Story, path: Path) -> None:
 
 
 def draw_titles(figure: Figure, story: Story) -> None:
-    """The title, and a line about the run."""
+    """Draws the title, and a line about the run."""
     settings = story.settings
     figure.text(
         0.075, 0.955, "One model, trained by peers that come and go", fontsize=17, fontweight="bold"
@@ -74,7 +72,7 @@ def draw_titles(figure: Figure, story: Story) -> None:
 
 
 def draw_loss(axes: Axes, story: Story) -> None:
-    """The loss on held-out text, and each peer's on its own text."""
+    """Draws the loss on held-out text, and the loss of each peer on its own text."""
     for index in sorted(story.peers):
         rounds = story.peers[index].rounds
         axes.plot(
@@ -90,7 +88,7 @@ def draw_loss(axes: Axes, story: Story) -> None:
         note(axes, f"{losses[0]:.2f}", rounds_done[0], losses[0])
         note(axes, f"{losses[-1]:.2f}", rounds_done[-1], losses[-1])
     axes.set_ylabel("loss, nats per byte")
-    axes.set_yscale("log")  # most of the fall is in the first rounds
+    axes.set_yscale("log")  # the loss falls mostly in the first rounds
     axes.yaxis.set_major_locator(FixedLocator(LOSS_TICKS))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
@@ -111,7 +109,7 @@ def draw_loss(axes: Axes, story: Story) -> None:
 
 
 def note(axes: Axes, text: str, x: float, y: float) -> None:
-    """A value beside its point."""
+    """Draws a value beside its point."""
     axes.annotate(
         text,
         (x, y),
@@ -124,7 +122,7 @@ def note(axes: Axes, text: str, x: float, y: float) -> None:
 
 
 def mark_moments(axes: Axes, story: Story) -> None:
-    """The loss of a peer, and the join of another, as labelled lines."""
+    """Draws labelled lines where a peer was lost, and where another peer joined."""
     lost = story.broken_round()
     if lost is not None:
         kept = sum(
@@ -145,7 +143,7 @@ def mark_moments(axes: Axes, story: Story) -> None:
 
 
 def mark(axes: Axes, x: float, text: str, colour: str) -> None:
-    """A vertical line with a caption to its right, half way up where no curve runs."""
+    """Draws a vertical line at `x` with a caption to its right, at a height without curves."""
     axes.plot(
         [x, x],
         [0, 0.72],
@@ -168,7 +166,7 @@ def mark(axes: Axes, x: float, text: str, colour: str) -> None:
 
 
 def draw_lives(axes: Axes, story: Story) -> None:
-    """A bar per peer over the rounds that it took part in."""
+    """Draws a bar for each peer over the rounds in which it took part."""
     settings = story.settings
     for index in sorted(story.peers):
         peer = story.peers[index]
@@ -211,7 +209,7 @@ def draw_lives(axes: Axes, story: Story) -> None:
 
 
 def draw_ranges(axes: Axes, story: Story) -> None:
-    """The outcome of the all_reduce that lost a peer: contributors of each range of its values."""
+    """Draws the result of the all_reduce that lost a peer, coloured by contributors of ranges."""
     settings = story.settings
     axes.set_xlim(0, settings.model.size)
     axes.set_yticks([])

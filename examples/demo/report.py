@@ -1,7 +1,5 @@
-"""Report: a run written down for programs: `report.json` (the whole in brief) and `events.jsonl`
-(all that was said).
-
-It owns these two formats. For people there are `view.py` and `plot.py`.
+"""Report: writes a run for other programs: `report.json` (a summary) and `events.jsonl` (all
+events).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ SCHEMA = 1
 
 
 def write(story: Story, checks: list[Check], seconds: float, folder: Path) -> list[Path]:
-    """Writes both files and returns their paths."""
+    """Writes report.json and events.jsonl to `folder`, and returns their paths."""
     report, events = folder / "report.json", folder / "events.jsonl"
     report.write_text(
         json.dumps(summarise(story, checks, seconds), indent=2) + "\n", encoding="utf-8"
@@ -58,7 +56,7 @@ def summarise(story: Story, checks: list[Check], seconds: float) -> dict[str, An
 
 
 def peer_summary(peer: Peer) -> dict[str, Any]:
-    """One peer in report.json."""
+    """The entry of one peer in report.json."""
     return {
         "name": peer.name,
         "pid": peer.pid,

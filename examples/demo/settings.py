@@ -1,7 +1,6 @@
 """Settings: the numbers of one run of the demo, which the orchestrator and all peers must agree on.
 
-The orchestrator hands them to each peer as JSON on its command line. `peer.py` says what they mean
-for training.
+The orchestrator passes the settings to each peer as JSON on its command line; `peer.py` uses them.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ PROGRAMS = {
     "jax": "examples.demo.peer_jax",
 }
 
-PROMPT = "def "  # what the model is asked to go on from at the end
+PROMPT = "def "  # the text that the trained model continues at the end
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. Rounds count from 1, peers from 0."""
+    """The settings of one run. Rounds count from 1, peers from 0."""
 
-    framework: str = "numpy"  # or "torch", or "jax"
+    framework: str = "numpy"  # the training program to run: "numpy", "torch" or "jax"
     seed: int = 1
     rounds: int = 24
-    steps: int = 60  # of the inner optimiser, per round: H in the paper
-    batch: int = 128
-    warm_up_steps: int = 20
-    examination: int = 2048  # held-out windows
-    peers: int = 4  # at the start; one of them is lost, and one more comes later
-    victim: int = 2
-    kill_round: int = 9
+    steps: int = 60  # steps of the inner optimiser per round, H in the paper
+    batch: int = 128  # windows per step
+    warm_up_steps: int = 20  # inner steps in which the learning rate rises to its full value
+    examination: int = 2048  # windows of held-out text
+    peers: int = 4  # number of peers at the start; one is lost, and another joins later
+    victim: int = 2  # the peer that is killed
+    kill_round: int = 9  # the victim is killed in this round
     restart_round: int = 12  # the coordinator is killed in this round, and started again
     join_round: int = 15  # the newcomer starts when this round is over
     chunk_bytes: int = 16 * 1024
-    # Few chunks in flight: with a window as large as the whole all_reduce, its first phase may be
-    # over when half of it is settled at the victim, and then nothing is left to redo.
+    # Allows few chunks in flight. With a larger window, the all_reduce's first phase might be over
+    # when half of the chunks are settled at the victim, and nothing would be left to redo.
     window_bytes: int = 64 * 1024
     model: Model = field(default_factory=Model)
 
@@ -55,10 +54,8 @@ class Settings:
 
     @classmethod
     def paced(cls, rounds: int, steps: int, seed: int, framework: str = "numpy") -> Settings:
-        """Settings with the loss after a third of the rounds and the join after another quarter.
-
-        The coordinator is killed half way between the two.
-        """
+        """Settings in which the victim is killed after a third of the rounds, the newcomer joins
+        after another quarter, and the coordinator is killed half way between."""
         kill_round = rounds // 3 + 1
         pause = rounds // 4
         return cls(
@@ -73,37 +70,39 @@ class Settings:
 
     @property
     def newcomer(self) -> int:
-        """The index of the peer that comes later."""
+        """The index of the peer that joins later."""
         return self.peers
 
     @property
     def shards(self) -> int:
-        """One part of the text for each peer that ever takes part."""
+        """Number of parts of the training text: one for each peer, the newcomer included."""
         return self.peers + 1
 
     @property
     def kill_sequence(self) -> int:
-        """The operation of that round: numbers count from 0 in the first epoch, for each tag.
+        """The sequence number of `kill_round`'s all_reduce on its tag, counted from 0.
 
-        Under torch.distributed each has a tag of its own, so peer_torch.py gives that one number 1.
+        Under torch.distributed each operation has a tag of its own, so peer_torch.py makes a
+        barrier first on the all_reduce's tag, and the all_reduce has number 1.
         """
         return 1 if self.framework == "torch" else self.kill_round - 1
 
     @property
     def fault_point(self) -> str:
-        """Where the victim kills itself: when half of the chunks of that all_reduce are settled.
+        """The fault point (PCCL_FAULT_POINT) at which the victim kills itself: when half of the
+        chunks of the all_reduce of `kill_round` are settled.
 
-        It is at a partial sum, which an all_reduce alone sends: the all_gather by which
-        `pccl_train` announces the contributions has the same sequence, on another tag.
+        "partial" means a partial sum, which only an all_reduce sends: the all_gather by which
+        `pccl_train` announces contributions has the same sequence number, on another tag.
         """
         return f"operation.partial:{self.kill_sequence}:0.5"
 
     def to_json(self) -> str:
-        """All fields, for a command line or a report."""
+        """All settings as JSON, for a command line or a report."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """The inverse of `to_json`."""
+        """The settings in a text of `to_json`."""
         fields = json.loads(text)
         return cls(**{**fields, "model": Model(**fields["model"])})

@@ -1,7 +1,7 @@
-"""Story: what happened in one run, put together from what the processes reported.
+"""Story: the history of one run, put together from the reports of its processes.
 
-It owns the events, what follows from them about each peer, and the sentences of the timeline. It
-starts nothing and judges nothing (`orchestrator.py`, `verdict.py`); the views read it.
+It keeps the events, the state of each peer that follows from them, and the sentences of the
+timeline. `verdict.py` judges a story, and `view.py`, `plot.py` and `report.py` show it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def peer_name(index: int) -> str:
 
 @dataclass
 class Peer:
-    """One peer, as its reports tell."""
+    """One peer's state, from its reports."""
 
     index: int
     pid: int
@@ -58,7 +58,7 @@ class Moment:
 
 @dataclass
 class Story:
-    """All that is known of a run. Times are seconds since it began."""
+    """All events of a run, and the state of its processes. Times are seconds since it began."""
 
     settings: Settings
     peers: dict[int, Peer] = field(default_factory=dict)
@@ -67,11 +67,12 @@ class Story:
     held_out: dict[int, float] = field(default_factory=dict)  # rounds done -> nats per byte
     coordinator_pid: int | None = None
     coordinator_starts: int = 0
-    coordinator_exit_code: int | None = None  # of its last process that has ended
-    failure: str | None = None  # why the run was stopped before its end
+    coordinator_exit_code: int | None = None  # None while the coordinator runs
+    failure: str | None = None  # why the run was stopped early; None if it was not
 
     def take(self, event: Event) -> None:
-        """Adds one event: `source` (a process), `kind`, `seconds`, and what the kind brings."""
+        """Adds one event: `source` (a process), `kind`, `seconds`, and fields that depend on the
+        kind."""
         self.events.append(event)
         if event["source"] == COORDINATOR:
             self._take_of_coordinator(event)
@@ -81,13 +82,13 @@ class Story:
         getattr(self, f"_on_{event['kind']}")(self.peers[event["index"]], event)
 
     def fail(self, seconds: float, reason: str) -> None:
-        """Records why the run cannot go on. The first reason stays."""
+        """Records why the run cannot go on, unless a reason is recorded already."""
         if self.failure is None:
             self.failure = reason
             self._tell(seconds, reason, "bad")
 
     def name_of(self, peer_id: str) -> str:
-        """The name of the peer with an id; the id itself if no peer has said that it is its own."""
+        """The name of the peer with id `peer_id`; the id itself if no peer has reported it yet."""
         for peer in self.peers.values():
             if peer.peer_id == peer_id:
                 return peer.name
@@ -95,11 +96,11 @@ class Story:
 
     @property
     def rounds_done(self) -> int:
-        """The rounds that a peer has reported, of all."""
+        """Number of the last round that any peer has reported."""
         return max(self.held_out, default=0)
 
     def broken_round(self) -> Event | None:
-        """A survivor's report of the round in which the victim died; None while there is none."""
+        """A survivor's report of the round in which the victim died; None before any report."""
         for peer in self.peers.values():
             if peer.index == self.settings.victim:
                 continue
@@ -218,7 +219,8 @@ def names(items: list[str]) -> str:
 
 
 def shares(ranges: list[Event]) -> str:
-    """How much of a result averages how many peers: "59 % of it averages 4 peers, 41 % 3"."""
+    """A phrase for the parts of a result by number of contributors: "59 % of it averages 4 peers,
+    41 % 3"."""
     elements: dict[int, int] = {}
     for part in ranges:
         count = len(part["contributors"])

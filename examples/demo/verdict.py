@@ -1,7 +1,6 @@
-"""Verdict: whether the run showed what it claims to show.
+"""Verdict: checks the demo's claims, one function each, on the story of a finished run.
 
-It owns the claims, one function each, and judges a finished story by them; it sees no process and
-no screen. The demo's exit status is 0 exactly if all claims hold.
+The demo exits with status 0 only if all claims hold.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 from examples.demo.story import COORDINATOR, Event, Peer, Story, names, shares
 
 LOSS_RATIO_MAX = (
-    0.75  # last held-out loss over first; untrained is 5.55 nats, the frequencies of bytes give 3.3
+    0.75  # last held-out loss over the first, at most; the first is 5.55 nats, byte counts give 3.3
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One claim, whether it holds, and the evidence for that."""
+    """One claim, whether it holds, and the evidence, a phrase."""
 
     claim: str
     holds: bool
@@ -27,7 +26,7 @@ class Check:
 
 
 def judge(story: Story) -> list[Check]:
-    """All claims about a run that has ended, in the order in which they are told."""
+    """Checks all claims about a finished run, in the order in which they are shown."""
     claims: list[Callable[[Story], Check]] = [
         loss_fell,
         victim_died_inside,
@@ -42,7 +41,7 @@ def judge(story: Story) -> list[Check]:
 
 
 def loss_fell(story: Story) -> Check:
-    """The model has learnt."""
+    """Claims that the held-out loss fell below LOSS_RATIO_MAX of its first value."""
     claim = "the loss on held-out text fell"
     rounds = story.settings.rounds
     if sorted(story.held_out) != list(range(rounds + 1)):
@@ -52,7 +51,7 @@ def loss_fell(story: Story) -> Check:
 
 
 def victim_died_inside(story: Story) -> Check:
-    """The victim killed itself after it called that all_reduce, and before that returned."""
+    """Claims that the victim died after it called the all_reduce, and before the call returned."""
     settings = story.settings
     claim = f"peer {settings.victim} died inside the all_reduce of round {settings.kill_round}"
     victim = story.peers.get(settings.victim)
@@ -73,7 +72,8 @@ def victim_died_inside(story: Story) -> Check:
 
 
 def operation_went_on(story: Story) -> Check:
-    """It kept what was averaged with the victim, redid the rest without, alike on all."""
+    """Claims that the victim's last all_reduce kept the ranges averaged with the victim, and redid
+    the rest without it, equally on all survivors."""
     settings = story.settings
     claim = "that all_reduce kept the finished part and redid the rest"
     survivors = [peer for peer in starters(story) if peer.index != settings.victim]
@@ -114,7 +114,8 @@ def operation_went_on(story: Story) -> Check:
 
 
 def coordinator_came_back(story: Story) -> Check:
-    """It was killed while they trained, went on with the run, and cost nobody a call or a place."""
+    """Claims that the coordinator was killed, came back, and that all survivors finished rounds
+    after that without leaving the group."""
     settings = story.settings
     claim = f"the coordinator died in round {settings.restart_round}, came back, nobody noticed"
     told = [event for event in story.events if event["source"] == COORDINATOR]
@@ -144,7 +145,7 @@ def coordinator_came_back(story: Story) -> Check:
 
 
 def newcomer_got_state(story: Story) -> Check:
-    """The newcomer entered, held what the others held, and trained with them to the end."""
+    """Claims that the newcomer joined, received the members' state, and trained to the end."""
     newcomer = story.peers.get(story.settings.newcomer)
     claim = f"peer {story.settings.newcomer} joined and got the state"
     if newcomer is None or not newcomer.admissions:
@@ -157,7 +158,7 @@ def newcomer_got_state(story: Story) -> Check:
         if event["epoch"] == entry["epoch"]
     ]
     digests = {event["digest"] for event in welcomed}
-    # The newcomer has trained in none of these rounds: what has their digest, it was given.
+    # The newcomer has not trained in these rounds, so equal digests prove that it received state.
     rounds_done = entry["rounds_done"]
     given = rounds_done >= story.settings.join_round
     given = given and all(newcomer.peer_id in event["joined"] for event in welcomed)
@@ -172,7 +173,7 @@ def newcomer_got_state(story: Story) -> Check:
 
 
 def equal_bytes_in_every_round(story: Story) -> Check:
-    """After each round, all who took part in it hold the same bytes."""
+    """Claims that after each round, all peers that took part had the same bytes."""
     claim = "in every round all peers held the same bytes"
     for number in range(1, story.settings.rounds + 1):
         reports = [
@@ -190,7 +191,7 @@ def equal_bytes_in_every_round(story: Story) -> Check:
 
 
 def equal_bytes_at_the_end(story: Story) -> Check:
-    """All who are left end with the same bytes."""
+    """Claims that all peers except the victim ended with the same bytes."""
     claim = "at the end all peers hold the same bytes"
     left = [peer for peer in story.peers.values() if peer.index != story.settings.victim]
     finished = [peer for peer in left if peer.text is not None]
@@ -202,7 +203,7 @@ def equal_bytes_at_the_end(story: Story) -> Check:
 
 
 def nobody_else_failed(story: Story) -> Check:
-    """No other process failed, and no peer saw an exception."""
+    """Claims that only the victim failed, and that no peer raised an exception."""
     claim = "nobody else failed, no survivor saw an exception"
     bad = [
         peer.name
@@ -222,12 +223,12 @@ def nobody_else_failed(story: Story) -> Check:
 
 
 def starters(story: Story) -> list[Peer]:
-    """The peers that were there from the start."""
+    """The peers that took part from the start: all but the newcomer."""
     return [peer for peer in story.peers.values() if peer.index < story.settings.peers]
 
 
 def went_well(peer: Peer) -> bool:
-    """Whether a peer ended as it should."""
+    """Whether a peer ended with exit status 0 and reported no exception."""
     return peer.exit_code == 0 and peer.error is None
 
 

@@ -1,7 +1,6 @@
-"""View: the run on the screen, while it goes on and when it is over.
+"""View: shows the run while it goes on, and a summary at its end.
 
-It owns what people see in a terminal: a live table where there is one, plain lines where there is
-none. It changes nothing in the story it shows (`story.py`); the picture is `plot.py`'s.
+A terminal shows a live table, and any other output plain lines. The data is in `story.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ STATE_STYLES = {
 
 
 class View:
-    """A listener to the orchestrator. This one shows nothing; the two below do."""
+    """Base class of views, which the orchestrator calls; it shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,18 +49,18 @@ class View:
         pass
 
     def take(self, story: Story, event: Event) -> None:
-        """Called after each event."""
+        """The orchestrator calls this after each event."""
 
     def tick(self, story: Story) -> None:
-        """Called when nothing has happened for a moment."""
+        """The orchestrator calls this when no event came for TICK_SECONDS."""
 
 
 class LiveView(View):
-    """A table that follows the run, for a terminal."""
+    """A table in a terminal, updated after each event."""
 
     def __init__(self, console: Console) -> None:
-        # Drawn from the orchestrator's own thread only, so that no other thread reads a story that
-        # is being written.
+        # Without auto_refresh only the orchestrator's thread draws, so no other thread reads the
+        # story while it changes.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -108,7 +107,7 @@ class PlainView(View):
 
 
 def screen(story: Story) -> RenderableType:
-    """Everything the live view shows."""
+    """The contents of the live view: headline, peers, the broken round, and last moments."""
     parts: list[RenderableType] = [headline(story), peer_table(story)]
     broken = story.broken_round()
     if broken is not None:
@@ -119,7 +118,7 @@ def screen(story: Story) -> RenderableType:
 
 
 def headline(story: Story) -> RenderableType:
-    """The title, how far the run is, and how good the model is."""
+    """The title, the number of rounds done, and the held-out loss."""
     rounds, done = story.settings.rounds, story.rounds_done
     grid = Table.grid(padding=(0, 2))
     loss = f"{story.held_out[done]:.3f}" if story.held_out else "..."
@@ -134,7 +133,7 @@ def headline(story: Story) -> RenderableType:
 
 
 def peer_table(story: Story) -> Table:
-    """A row per peer."""
+    """The table with a row for each peer."""
     table = Table(box=box.SIMPLE_HEAD, border_style=look.FAINT, header_style=look.FAINT)
     for heading in ("peer", "pid", "state"):
         table.add_column(heading, no_wrap=True)
@@ -147,7 +146,7 @@ def peer_table(story: Story) -> Table:
 
 
 def peer_row(peer: Peer) -> list[Text]:
-    """The columns of one peer, among them bytes both ways, digest of its state."""
+    """The cells of one peer's row in the table of peers."""
     dim = look.FAINT if peer.state in ("killed", "failed") else ""
     return [
         Text(peer.name, style=f"bold {look.peer_colour(peer.index)}"),
@@ -162,7 +161,7 @@ def peer_row(peer: Peer) -> list[Text]:
 
 
 def range_panel(story: Story, event: Event) -> Panel:
-    """The result of the all_reduce that lost a peer, as a bar: which parts average whom."""
+    """The result of the all_reduce that lost a peer, as a bar coloured by contributors."""
     elements = story.settings.model.size
     most = story.settings.peers
     bar = Text()
@@ -181,7 +180,7 @@ def range_panel(story: Story, event: Event) -> Panel:
 
 
 def summary(story: Story, checks: list[Check], paths: Iterable[Path]) -> RenderableType:
-    """The end of the run: who ended with what, what happened, and what it shows."""
+    """The summary of a finished run: digest of each peer, timeline, and checked claims."""
     digests = Table.grid(padding=(0, 2))
     for index in sorted(story.peers):
         peer = story.peers[index]
@@ -229,7 +228,7 @@ def panel(content: RenderableType, title: str) -> Panel:
 
 
 def human_bytes(count: float) -> str:
-    """1536 -> "1.5 kB": powers of 1000, three digits at most."""
+    """A number of bytes as text, in powers of 1000 with at most three digits: 1536 -> "1.5 kB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" or count >= 99.5 else f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""PCCL for JAX: collectives in programs that JAX compiles, in their order, through a loss.
+"""PCCL for JAX: collectives inside compiled programs, run in program order, despite lost peers.
 
     import pccl_jax as pj
 
@@ -14,14 +14,15 @@
             turn.held = {"params": params}
 
 Functions have the names and arguments of pccl_numpy, take arrays and pytrees, and work eagerly, in
-jit, scan, while_loop, cond and checkpoint. Calls happen in the order of the program. A
-communicator is an argument of the function, like an array; `return_outcome=True` gives arrays to
-branch on, and `decode` makes a `pccl_py.Outcome` of them. Under a bare jax.jit, `errors()` turns
-JAX's errors into those of pccl_py; `pccl_jax.jit` and eager calls do it themselves.
+jit, scan, while_loop, cond and checkpoint. Collectives run in the order of the program. A
+communicator is an argument of the jitted function, like an array. `return_outcome=True` returns the
+outcome as arrays to branch on, which `decode` converts to a `pccl_py.Outcome`. `pccl_jax.jit` and
+eager calls raise pccl_py's errors; around a bare jax.jit, `errors()` converts JAX's errors.
 
-collectives.py has the functions, primitive.py the primitives, communicators.py the operands,
-derivatives.py the rules of grad and jvp, batching.py those of vmap, shared_state.py what newcomers
-receive, steps.py the loop that goes on. docs/guides/JAX.md is the page for users.
+collectives.py has the functions, primitive.py the JAX primitives, communicators.py communicators as
+operands, derivatives.py the rules of grad and jvp, batching.py the rules of vmap, shared_state.py
+the state that newcomers fetch, steps.py the training loop that survives a lost peer. The users'
+guide is docs/guides/JAX.md.
 """
 
 try:

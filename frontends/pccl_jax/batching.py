@@ -1,13 +1,13 @@
-"""vmap of collectives: the whole batch is one operation, never one for each element.
+"""vmap of collectives: one operation carries the whole batch.
 
-Where results have the shapes of their operands (all_reduce, reduce, broadcast) the batch is one
-more axis, the first. Where ranks have rows, those stay the first axis and the batch is behind them:
-the rows of a rank are those of all elements. A message has the whole batch. Arrays of a tree that
-are not batched stay as they are. All peers map the same arrays over as many elements.
+In all_reduce, reduce and broadcast the batch becomes the first axis of an array. In collectives
+where ranks have rows, the rows stay the first axis and the batch becomes the second: a rank's rows
+hold all elements of the batch. A message carries the whole batch. vmap leaves the unbatched arrays
+of a tree unchanged. All peers must batch the same arrays, with the same batch size.
 
-Outcomes, and what else there is once for a call, are those of the one operation. A communicator is
-not mapped over. JAX does so where the predicate of a `cond` or a `switch` is batched, as all of its
-branches are run then: calls in them raise InvalidArgument while they are traced.
+The batch has one outcome, as it is one operation. vmap over a communicator raises InvalidArgument
+while tracing; so does a call in a `cond` or `switch` with a batched predicate, because JAX then
+runs all branches and batches the communicator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pccl_py.call import Kind
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
-    """The call of a batch of arrays."""
+    """Binds one call for the whole batch; returns its results and the batch axis of each."""
     _check_one(dims[0], call)
     if call.feeds_back:
         raise InvalidArgument(
@@ -46,7 +46,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
 
 
 def _batch_message(args: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
-    """A send whose x alone, or whose ties alone, are batched is one of the whole batch as well."""
+    """Binds one send or recv for the whole batch, also if only `x` or only a tie is batched."""
     _check_one(dims[0], call)
     handle, *arrays = args
     size = next(array.shape[dim] for array, dim in zip(args, dims, strict=True) if dim is not None)
@@ -70,7 +70,7 @@ def _check_one(dim: Any, call: Call) -> None:
 
 
 def register() -> None:
-    """Gives JAX the rules."""
+    """Registers the vmap rules of all collectives and messages with JAX."""
     for kind in TRANSPOSES:
         primitive_batchers[primitive_of(kind)] = _batch
     for kind in (Kind.SEND, Kind.RECV):

@@ -1,7 +1,7 @@
-"""Call: all of a collective or a message but its operands, as a value that can be compared.
+"""Call: a collective or a message without its operands, as a value that can be compared.
 
-All that a rule for derivatives, for vmap or for another platform needs is in a Call: such rules
-replace parts of it and bind it again (primitive.py).
+The rules for derivatives, vmap and other platforms copy a Call with some fields changed, and bind
+the copy (primitive.py).
 """
 
 from __future__ import annotations
@@ -19,33 +19,36 @@ from pccl_py import PeerId, ReduceOp
 from pccl_py.call import ADDING, Kind
 
 Shape: TypeAlias = tuple[int, ...]
-# The version of the words of a call: CALL_VERSION of bindings/jax_handlers.h.
+# Version of the layout of `Call.words`: CALL_VERSION of bindings/jax_handlers.h.
 _WORDS_VERSION = 2
 
 
-# Their results have the shapes of their operands.
+# Kinds of calls whose results have the shapes of their operands.
 WHOLE = frozenset([Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE])
 
 
 class Outs(NamedTuple):
-    """The results of a bound call: those of its arrays, and what it tells beside them."""
+    """The outputs of a bound call: a result for each array, and the extra arrays asked for."""
 
     results: list[Any]
-    contributors: list[Any]  # u16 of each element of each result, of an average
-    origin: list[Any]  # none, or one; the same of the outcome
-    outcome: list[Any]
+    # For each result of an average, if `tells_origin`: number of contributors of each element, u16.
+    contributors: list[Any]
+    origin: list[Any]  # the origin (handle and epoch) of the call, if `tells_origin`; else empty
+    outcome: list[Any]  # the words of the outcome, if `tells_outcome`; else empty
 
 
 @dataclass(frozen=True)
 class Call:
-    """All of a call but its operands.
+    """A collective or a message without its operands.
 
-    `options`: op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form, as
-    bindings/jax_handlers.h has them. `root`: a rank or a peer id, also of a message's other side.
-    `counts`: rows of each rank; of an all_to_all those to each, and then those from each.
-    `world_size` and `rank`: what it was traced for, 0 and -1 for any. `results`: shape and dtype of
-    each where no operand says them (recv, scatter without x, the tie of a send). `tells_origin`:
-    for derivatives.py, what they need of this call.
+    `options`: op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form, numbered
+    as in bindings/jax_handlers.h. `root`: rank or peer id of the root, or of a message's other
+    side. `counts`: rows of each rank; for an all_to_all the rows sent to each rank, then the rows
+    received from each rank. `world_size` and `rank`: the world the call was traced for; 0 and -1
+    mean any. `results`: shape and dtype of each result that no operand determines (recv, scatter
+    without x, the tie of a send). `tells_origin`: also returns the call's origin, and for an
+    average the numbers of contributors, for derivatives.py. `tells_outcome`: also returns the
+    words of the outcome.
     """
 
     kind: Kind
@@ -57,30 +60,30 @@ class Call:
     results: tuple[tuple[Shape, str], ...] = ()
     tells_origin: bool = False
     tells_outcome: bool = False
-    # The last array is the residual of error feedback, f32, and the last result the next one.
+    # Error feedback: the last array is the old residual (f32), the last result the new residual.
     feeds_back: bool = False
 
     @property
     def tag(self) -> int:
-        """The tag of the operation."""
+        """The tag of the call's operation."""
         return self.options[1]
 
     @property
     def op(self) -> ReduceOp | None:
-        """How contributions are combined; None where nothing is."""
+        """How contributions are combined; None for a kind of call that only moves data."""
         return ReduceOp(self.options[0]) if self.kind in ADDING else None
 
     @property
     def shapes(self) -> list[Shape]:
-        """Shapes of the results whose shape no operand has."""
+        """Shapes of `results`, the results that no operand determines."""
         return [shape for shape, _ in self.results]
 
     def replace(self, **changes: Any) -> Call:
-        """Another call, with some parts changed."""
+        """A copy of this Call with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def shape_of_result(self, shape: Shape) -> Shape:
-        """The shape that comes of an array that this rank passes."""
+        """The shape of the result for an array of `shape` that this rank passes."""
         if self.kind in WHOLE:
             return shape
         rows, tail = shape[0], shape[1:]
@@ -93,7 +96,7 @@ class Call:
         return (sum(self.counts[world:]) if self.counts else rows, *tail)
 
     def split(self, outs: Sequence[Any]) -> Outs:
-        """The parts of its outs."""
+        """Sorts the outputs of this call, as its primitive returns them, into an `Outs`."""
         rest = list(outs)
         outcome = [rest.pop()] if self.tells_outcome else []
         origin = [rest.pop()] if self.tells_origin else []
@@ -103,7 +106,9 @@ class Call:
         return Outs(rest[:results], rest[results:], origin, outcome)
 
     def words(self, shapes: Sequence[Shape]) -> Any:
-        """As the handler reads it (call_t), of arrays of these shapes; counts are of the first."""
+        """This call as call_t of bindings/jax_handlers.h, for arrays of `shapes`.
+
+        `counts` become elements, by the row size of the first array."""
         each = math.prod(shapes[0][1:]) if shapes else 1
         options = (*self.options[:-1], form_with_shapes(self.options[-1], shapes))
         is_peer = isinstance(self.root, PeerId)
@@ -119,5 +124,5 @@ class Call:
 
 
 def _signed(word: int) -> int:
-    """64 bits as a signed number."""
+    """The signed number with the same 64 bits."""
     return word - (1 << 64) if word >= 1 << 63 else word

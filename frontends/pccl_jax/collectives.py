@@ -1,33 +1,33 @@
-"""The collectives over JAX's arrays and pytrees of them, eager and in whatever JAX traces.
+"""Collectives over JAX's arrays and pytrees, called eagerly or in functions that JAX traces.
 
     mean = pj.all_reduce(comm, grads, op="avg")     # a pytree is one operation
 
-`comm` is a Communicator or a Group: an argument of the jitted function, so that one program serves
-all of them, or closed over. Each function makes one Call (call.py) of its arguments. Outside of
-jit it waits for the result; in a program calls happen in its order. On an error
-every input is as it was. All members must make the same calls in the same order, on whatever
-frontend, eager or traced; in `cond` and `switch` all must take the same branch.
+`comm` is a Communicator or a Group: pass it to the jitted function as an argument, so that one
+program serves every communicator, or close over it. Each function makes one Call (call.py) of its
+arguments. An eager call waits for its result; calls in a program run in the program's order. On an
+error every input is unchanged. All members must make the same calls in the same order, on any
+frontend, eager or traced; in `cond` and `switch` all members must take the same branch.
 
-Results are arrays on all ranks, as one program is for all: zeros where pccl_numpy returns None, on
-ranks that are not the root of a reduce or a gather. Derivatives are those of the sum of all peers'
-losses (derivatives.py), which Y_p below is differentiated to the result of rank p, and X_p to its
-operand; a call and its backward have the same tag, deadline, recovery and plan. Under vmap a whole
-batch is one operation (batching.py). A world that has changed since a program was
-traced is a Mismatch, where shapes depend on it, and pccl_jax.jit traces again.
+Results are arrays on all ranks, so that all ranks can run one program: ranks that are not the root
+of a reduce or a gather get zeros, where pccl_numpy returns None. Gradients are of L, the sum of all
+peers' losses (derivatives.py): Y_p below is dL/d(result of rank p), and X_p dL/d(operand of rank
+p). The backward call has the tag, deadline, recovery and plan of the forward call. Under vmap a
+whole batch is one operation (batching.py). If the world has changed since tracing, a call whose
+shapes depend on the world raises Mismatch; pccl_jax.jit traces again instead.
 
     w, b = pj.all_reduce_many(comm, [w, b], in_flight=4, recovery="raise")
 
-all_reduce_many is eager alone: a program cannot repeat what was aborted. Which operations are in
-flight, and why members agree about what they repeat, is in pccl_py/many.py.
+all_reduce_many works only eagerly: a program cannot repeat an aborted operation. pccl_py/many.py
+chooses which operations are in flight, and explains why members repeat the same ones.
 
     handle = pj.all_reduce_start(comm, grads, op="avg", tag=1)
     y = f(x)                                    # meanwhile
     grads = pj.all_reduce_done(handle, after=y)
 
-This operation works in memory of its own, with a copy of `grads`: XLA may free or reuse the memory
-of a call once its handler has returned, and a program that fails never comes to its other half. So
-the two calls can lie anywhere: around a loop, in two steps of a scan, in branches. The handlers are
-in bindings/jax_async.c.
+all_reduce_start copies `grads` into memory of its own: XLA may free or reuse an operand's memory
+once the handler has returned, and a program that fails never reaches all_reduce_done. So
+all_reduce_start and all_reduce_done may be anywhere in a program: around a loop, in two steps of a
+scan, in branches. Their handlers are in bindings/jax_async.c.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 
 @everywhere(ReduceOptions)
 def all_reduce(comm: Comm, x: Any, **options: Unpack[ReduceOptions]) -> Any:
-    """The reduction of `x` over all members, on all of them.
+    """The reduction of `x` over all members, on all members.
 
     `x`: an array of any shape, of a dtype in `pccl_py.DType`, or a pytree of such arrays, which is
     one operation; the same structure, shapes and dtypes on every peer. A donated array is reduced
-    where it lies. "avg" divides by those who contributed.
+    in place. "avg" divides by the number of members that contributed.
 
-    Backward: X_p = Y_0 + Y_1 + ..., an all_reduce; for "avg" that of the Y, divided by the numbers
-    of contributors that the call itself had. "min", "max", "prod" and codecs raise InvalidArgument.
+    Backward: X_p = Y_0 + Y_1 + ..., an all_reduce; for "avg" this sum is divided by the numbers of
+    contributors of the forward call. "min", "max", "prod" and codecs have no derivative: they raise
+    InvalidArgument.
     """
     return _call(Kind.ALL_REDUCE, comm, x, options)
 
@@ -94,19 +95,19 @@ def all_reduce(comm: Comm, x: Any, **options: Unpack[ReduceOptions]) -> Any:
 def reduce(comm: Comm, x: Any, root: Root = 0, **options: Unpack[ReduceOptions]) -> Any:
     """The reduction of `x` over all members on `root`, a rank or a peer id; zeros elsewhere.
 
-    A lost root ends the operation with Aborted on all. Otherwise as `all_reduce`. Backward:
-    X_p = Y_root, a broadcast, and for "avg" divided as in `all_reduce`.
+    A lost root ends the operation with Aborted on all members. Everything else is as in
+    `all_reduce`. Backward: X_p = Y_root, a broadcast, and for "avg" divided as in `all_reduce`.
     """
     return _call(Kind.REDUCE, comm, x, options, root=root)
 
 
 @everywhere(BroadcastOptions)
 def broadcast(comm: Comm, x: Any, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Any:
-    """`x` of `root`, a rank or a peer id, on every member; elsewhere its values do not matter.
+    """`x` of `root`, a rank or a peer id, on every member; other members' values are ignored.
 
-    `x`: an array or a pytree, of a dtype in `pccl_py.DType`, bool or an element of eight bits or
-    fewer (float8, float4, int4, int2), each of which goes as a byte; the same structure, shapes and
-    dtypes on every peer. Backward: X_root = Y_0 + Y_1 + ..., a reduce, and zeros elsewhere.
+    `x`: an array or a pytree, of a dtype in `pccl_py.DType`, of bool, or of float8, float4, int4 or
+    int2, whose elements are sent as one byte each; the same structure, shapes and dtypes on every
+    peer. Backward: X_root = Y_0 + Y_1 + ..., a reduce, and zeros on the other ranks.
     """
     return _call(Kind.BROADCAST, comm, x, options, root=root)
 
@@ -117,23 +118,24 @@ def reduce_scatter(
 ) -> Any:
     """This rank's rows of the reduction of `x` over all members.
 
-    `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...); or with `counts`,
-    of sum(counts) rows, for one of counts[rank], which makes the program one for this rank. The
-    same shape, dtype and `counts` on every peer. Otherwise as `all_reduce`. Backward:
-    X_p = (Y_0, Y_1, ...), an all_gather, and for "avg" divided as in `all_reduce`.
+    `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...). With `counts`, x
+    has sum(counts) rows and the result counts[rank] rows, so the program is compiled for this rank.
+    The same shape, dtype and `counts` on every peer. Everything else is as in `all_reduce`.
+    Backward: X_p = (Y_0, Y_1, ...), an all_gather, and for "avg" divided as in `all_reduce`.
     """
     return _call(Kind.REDUCE_SCATTER, comm, x, options, counts=counts)
 
 
 @everywhere(MoveOptions)
 def all_gather(comm: Comm, x: Any, counts: Counts = None, **options: Unpack[MoveOptions]) -> Any:
-    """`x` of all members, one behind the other along axis 0 in rank order.
+    """`x` of all members, concatenated along axis 0 in rank order.
 
-    `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with `counts`,
-    of counts[rank] rows, for one of sum(counts). One of no dimension is a row of one element: n of
+    `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks. With `counts`, x
+    has counts[rank] rows and the result sum(counts). A scalar is a row of one element: n of
     them make the shape (n,). Dtypes are those of `broadcast`. A member that is lost ends the call
-    with Aborted on all, and each such call until an `admit` closes the gap, unless `recovery` says
-    otherwise. Backward: X_p = the rows of p of Y_0 + Y_1 + ..., a reduce_scatter.
+    with Aborted on all, and so each later call on shards until an `admit` removes that member and
+    renumbers the ranks, unless `recovery` says otherwise. Backward: X_p = the rows of p of
+    Y_0 + Y_1 + ..., a reduce_scatter.
     """
     return _call(Kind.ALL_GATHER, comm, x, options, counts=counts)
 
@@ -149,11 +151,12 @@ def scatter(
 ) -> Any:
     """This rank's rows of `x` of `root`, a rank or a peer id.
 
-    `x`: of n * k rows in a world of n ranks, or with `counts` of sum(counts). Its values matter on
-    the root alone; elsewhere it says the shapes, or it is None, and `out` says those of the result:
-    a pytree of arrays or of jax.ShapeDtypeStruct. A lost root ends the operation with Aborted on
-    all. Dtypes are those of `broadcast`. Backward: X_root = (Y_0, Y_1, ...), a gather, and zeros
-    elsewhere; for this, and under vmap, all ranks pass an x that depends on what is differentiated.
+    `x`: n * k rows in a world of n ranks, or with `counts` sum(counts) rows. Only the root's values
+    of `x` are used. Other ranks pass an `x` of the same shapes; or x=None and `out`, a pytree of
+    arrays or of jax.ShapeDtypeStruct with the shapes of the result. A lost root ends the operation
+    with Aborted on all members. Dtypes are those of `broadcast`. Backward:
+    X_root = (Y_0, Y_1, ...), a gather, and zeros on the other ranks. For derivatives every rank
+    must pass an `x` that depends on a differentiated variable; under vmap, an `x` that is batched.
     """
     if x is None:
         return _received_of_scatter(comm, out, root, counts, options)
@@ -164,9 +167,9 @@ def scatter(
 def gather(
     comm: Comm, x: Any, root: Root = 0, counts: Counts = None, **options: Unpack[MoveOptions]
 ) -> Any:
-    """`x` of all members on `root`, as `all_gather` has it; zeros of that shape elsewhere.
+    """The result of `all_gather` on `root`, a rank or a peer id; zeros of its shape elsewhere.
 
-    A lost root ends the operation with Aborted on all, whatever the recovery. Backward:
+    A lost root ends the operation with Aborted on all members, whatever `recovery` is. Backward:
     X_p = the rows of p of Y_root, a scatter.
     """
     return _call(Kind.GATHER, comm, x, options, root=root, counts=counts)
@@ -180,13 +183,14 @@ def all_to_all(
     recv_counts: Counts = None,
     **options: Unpack[MoveOptions],
 ) -> Any:
-    """This rank's rows of `x` of each member, in rank order.
+    """The rows that each member's `x` has for this rank, concatenated in rank order.
 
-    `x`: n * k rows in a world of n ranks, of which k go to each; the same shape and dtype on every
-    peer. Or `send_counts` says how many rows go to each rank, and `recv_counts` how many come from
-    each, for one array: every two must agree about those between them, else Mismatch. Dtypes are
-    those of `broadcast`. A member that is lost ends the call as it does an `all_gather`. Backward:
-    X_p = (the rows of p of Y_0, of Y_1, ...), an all_to_all the other way round.
+    `x`: n * k rows in a world of n ranks, k for each rank; the same shape and dtype on every peer.
+    For a single array `send_counts` may say how many rows go to each rank, and `recv_counts` how
+    many come from each rank. Sender and receiver must agree about the rows between them, or the
+    call raises Mismatch. Dtypes are those of `broadcast`. A lost member ends the call as it ends
+    an `all_gather`. Backward: X_p = (the rows of p of Y_0, of Y_1, ...), an all_to_all in which
+    each rank returns the rows it received.
     """
     if send_counts is None and recv_counts is None:
         return _call(Kind.ALL_TO_ALL, comm, x, options)
@@ -203,9 +207,9 @@ def barrier(
 ) -> OutcomeArrays: ...
 @documented(BroadcastOptions, "return_outcome")
 def barrier(comm: Comm, **options: Any) -> Any:
-    """Is over once every member that is there has called it; with return_outcome, the outcome.
+    """Returns once every member that is not lost has called it; with return_outcome, the outcome.
 
-    With recovery "complete" it fails instead if one is lost.
+    With recovery "complete" the barrier fails if a member is lost.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of(Kind.BARRIER, options)
     call = Call(Kind.BARRIER, numbers_of(asked, 0), tells_outcome=tells)
@@ -237,13 +241,13 @@ def send(
 def send(comm: Comm, x: Any, dst: Root, *, return_tie: bool = False, **options: Any) -> Any:
     """Sends `x`, an array, to `dst`, another rank or the id of a member, which calls `recv`.
 
-    It is over when `dst` has all of it: two that both send first wait for each other. Dtypes are
-    those of `broadcast`; with return_outcome, the outcome.
+    send returns when `dst` has received all of `x`: two ranks that both send first wait for each
+    other. Dtypes are those of `broadcast`. With return_outcome, send returns the outcome.
 
-    For derivatives, `return_tie=True` returns a zero of no dimensions, of the dtype of `x`, which
-    is to be added to the loss, or to a `tie` of a later `recv`: it makes the loss depend on `x`.
-    Backward: X_src = Y_dst, a recv, so `dst` must pass `tie` to its recv. Without return_tie the
-    derivative of a send raises InvalidArgument while it is traced.
+    For derivatives, `return_tie=True` returns a tie: a zero of no dimensions and of the dtype of
+    `x`. Add the tie to the loss, or to the `tie` of a later `recv`, so that the loss depends on
+    `x`. Backward: X_src = Y_dst, a recv, so `dst` must pass `tie` to its recv. Without return_tie
+    the derivative of a send raises InvalidArgument while JAX traces it.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of(Kind.SEND, options)
     leaves = Leaves.of(x)
@@ -290,17 +294,17 @@ def recv(
     tie: Any = None,
     **options: Any,
 ) -> Any:
-    """The array that `src` sends, as a new array of this shape and dtype.
+    """The array that `src` sends, as a new array of `shape` and `dtype`.
 
-    Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`. Bool and elements of eight bits or fewer go as u8: nobody compares such
-    dtypes.
+    `shape` must have as many elements as the `x` that `src` sends, and `dtype` must be that of `x`,
+    or sender and receiver get `Mismatch`. Bool, float8, float4, int4 and int2 are sent as u8, so a
+    difference between these dtypes is not detected.
 
-    `tie`, for derivatives: an array of floats that depends on what is differentiated on this rank,
-    as parameters do, and whose values do not matter; `src` passes return_tie. Backward:
-    X_src = Y_dst, a send; that of the tie is zeros. Without a tie nothing goes back, and a `src`
-    that waits for it waits until its deadline. Under vmap the whole batch is one message where the
-    tie is batched.
+    `tie`, for derivatives: an array of floats that depends on a variable differentiated on this
+    rank, such as a parameter; its values do not matter, and `src` passes return_tie. Backward:
+    X_src = Y_dst, a send, and zeros for the tie. Without a tie the backward pass sends nothing, and
+    a `src` that waits for X_src waits until its deadline. Under vmap, a batched tie makes the whole
+    batch one message.
     """
     operand, (asked, tells) = Operand.of(comm), asked_of(Kind.RECV, options)
     sizes = shape if isinstance(shape, Sequence) else (shape,)
@@ -336,15 +340,15 @@ def all_reduce_many(
 ) -> Any:
     """The reductions of all `xs`, arrays or pytrees, as a list; outside of traced functions.
 
-    Each is an operation of its own, as `all_reduce` makes it; number i has the tag `tag` + i. They
-    begin in their order, at most `in_flight` at once. Those that are aborted are made again, up to
-    `retry` times each: an abort is of all members, so all repeat the same. All members pass as
-    many, and the same `retry`. `deadline` is that of the whole. With `return_outcome` the second
-    list has an outcome for each.
+    Each of the `xs` is an operation of its own, as in `all_reduce`; xs[i] has the tag `tag` + i.
+    Operations begin in the order of `xs`, at most `in_flight` at once. An aborted operation is
+    repeated, up to `retry` times: an abort is for all members, so all repeat the same operations.
+    All members pass equally many `xs`, and the same `retry`. `deadline` is for the whole call.
+    With `return_outcome` a second list has the outcome of each operation.
 
-    All are tried, whatever becomes of the others. Then the error of the first that failed is
-    raised, and `error.works` has the last operation of each. On any error all `xs` are as they
-    were. Inside of a traced function it raises InvalidUsage.
+    Every operation is tried, even if another operation fails. Afterwards the first failed
+    operation's error is raised; its `works` has the Work of each operation's last try. On any error
+    all `xs` are unchanged. Inside of a traced function all_reduce_many raises InvalidUsage.
     """
     group = Operand.of(comm).comm
     if isinstance(group, Traced) or is_tracing():
@@ -385,7 +389,7 @@ def _beside(form: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Static:
-    """The rest of a handle: equal for operations that can take each other's place."""
+    """The static part of a Handle; a loop or branch may exchange handles with equal parts."""
 
     call: Call
     treedef: Any
@@ -394,9 +398,9 @@ class _Static:
 class Handle(Generic[T]):
     """An operation that all_reduce_start has begun, for one all_reduce_done.
 
-    Inside of a traced function it is a pytree, which may be carried through loops and branches; its
-    two halves must be in one program. One that nobody finishes is named in the log (logger `pccl`)
-    when the program has ended, and the operation goes on for the other members.
+    Inside of a traced function a Handle is a pytree, which loops and branches may carry;
+    all_reduce_start and all_reduce_done must be in one program. If a program ends without the
+    all_reduce_done, the log (logger `pccl`) names the operation, which goes on for other members.
     """
 
     def __init__(
@@ -406,8 +410,8 @@ class Handle(Generic[T]):
         finish: Callable[[], list[Any]] | None = None,
     ) -> None:
         self._static = static
-        self._arrays = arrays  # the communicator and the ticket, in a trace
-        self._finish = finish  # outside of one
+        self._arrays = arrays  # in a trace: the communicator's handle and the ticket; else None
+        self._finish = finish  # outside of a trace: waits, and returns results and outcome words
 
     def __repr__(self) -> str:
         return f"<Handle of all_reduce_start, tag {self._static.call.tag}>"
@@ -432,9 +436,9 @@ jax.tree_util.register_pytree_node(Handle, _flatten, _unflatten)
 def all_reduce_start(comm: Comm, x: T, **options: Unpack[ReduceOptions]) -> Handle[T]:
     """Begins an all_reduce of `x`, and returns without waiting for other peers.
 
-    `x` is as `all_reduce` has it, and is copied. Operations of one tag come one after the other: a
-    second one in flight needs another `tag`, and so does a blocking call before `all_reduce_done`.
-    It has no derivative and no batches (vmap): take those of `all_reduce`.
+    `x` is as in `all_reduce`, and is copied. A tag has one operation at a time: a second operation
+    needs another `tag` while the first is in flight, and so does a blocking call before
+    `all_reduce_done`. all_reduce_start supports neither derivatives nor vmap: use `all_reduce`.
     """
     operand, (asked, _) = Operand.of(comm), asked_of(Kind.ALL_REDUCE, options)
     leaves = Leaves.of(x)
@@ -462,10 +466,10 @@ def all_reduce_done(
 def all_reduce_done(handle: Handle[Any], *, after: Any = None, return_outcome: bool = False) -> Any:
     """Waits for an operation that `all_reduce_start` has begun, and returns its result.
 
-    `after`: an array or a pytree that is computed first. Without it XLA may wait before it computes
-    what the program has in between: it puts steps that are independent in an order of its own.
-    With `return_outcome` the outcome, too. Raises what `all_reduce` raises, InvalidUsage for a
-    handle that has been finished before, and TypeError for anything else.
+    `after`: an array or a pytree that XLA computes before the wait. Without `after` XLA may wait
+    first, because it is free to reorder independent steps of a program. With `return_outcome` the
+    outcome is returned, too. Raises the errors of `all_reduce`, InvalidUsage for a handle that has
+    been finished before, and TypeError for anything that is not a Handle.
     """
     if not isinstance(handle, Handle):
         raise TypeError(f"all_reduce_done takes what all_reduce_start returns, not {handle!r}")
@@ -503,7 +507,7 @@ def _call(
     counts: Counts = None,
     others: Counts = None,
 ) -> Any:
-    """A collective of what `x` has; `others`: counts of what an all_to_all receives."""
+    """Makes a collective of the leaves of `x`. `others`: the recv_counts of an all_to_all."""
     operand = Operand.of(comm)
     asked, tells = asked_of(kind, options)
     leaves = Leaves.of(x)
@@ -537,7 +541,7 @@ def _call(
 def _received_of_scatter(
     comm: Comm, out: Any, root: Root, counts: Counts, options: Mapping[str, Any]
 ) -> Any:
-    """For a rank that passes no array: the root knows what is scattered, and `out` its shape."""
+    """A scatter on a rank that passes x=None: `out` has the shapes of the result."""
     operand, (asked, tells) = Operand.of(comm), asked_of(Kind.SCATTER, options)
     member = operand.rank_of(root, "root")
     if out is None:
@@ -567,7 +571,7 @@ def _received_of_scatter(
 
 
 def _world(operand: Operand, counts: Counts) -> World:
-    """The world that a call depends on: the rank matters where ranks have different rows."""
+    """The world that a call's shapes depend on; the rank is read only if `counts` are given."""
     if counts is None:
         return Place(operand.world_size())
     return Place(operand.world_size(), operand.rank())
@@ -580,7 +584,7 @@ def _counts(counts: Counts) -> tuple[int, ...]:
 def _check_rows(
     kind: Kind, world: World, leaves: Leaves, arrays: list[Any], counts: Counts, others: Counts
 ) -> None:
-    """Raises InvalidArgument where rows cannot be shared so."""
+    """Raises InvalidArgument if the rows of `arrays` do not fit the counts or the world size."""
     if counts is not None and len(arrays) > 1:
         raise InvalidArgument("lists of counts are for one array: call once for each array")
     for array, name in zip(arrays, leaves.names or ("",), strict=True):

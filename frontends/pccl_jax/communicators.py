@@ -1,10 +1,11 @@
 """Communicators as operands: a Group is an argument of a jitted function like an array.
 
-Its one leaf is its handle, two u32. So a compiled program serves every communicator, and is not
-compiled again after a loss or a new `connect`. The size of the world and the rank, which are known
-while tracing, are beside it, and do not count when JAX compares; a trace that reads them tells
-`pccl_jax.jit` (compiled.py), which traces again where they have changed. A Group that a function
-closes over is a constant of its program, and tells what a trace reads of it.
+The one leaf of a Group is its handle, two u32. So a program serves every communicator, and is not
+compiled again after a loss or a new `connect`. A trace may read the world size and the rank, which
+JAX does not compare when it looks for a program. Such a trace tells `pccl_jax.jit` (compiled.py)
+what it has read, and `pccl_jax.jit` traces again when that has changed. A function that closes
+over a Group works, and is compiled again for another Group; such a Group also tells `pccl_jax.jit`
+what a trace reads of it.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ import numpy as np
 
 from pccl_py import Communicator, Group, InvalidUsage, PeerId, communicator
 
-# The names of sub-groups have the epoch in them (pccl_py/communicator.py).
+# The epoch in the name of a sub-group (pccl_py/communicator.py).
 _EPOCH = re.compile(r"@\d+(\.\d+)?:")
 
 _by_handle: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
 
 
 def group_of(handle: int) -> Group | None:
-    """The Group of a handle that was an operand, if it is still there."""
+    """The Group of a handle that `words_of` returned; None if the Group no longer exists."""
     return _by_handle.get(handle)
 
 
 def words_of(group: Group) -> Any:
-    """The handle of a Group as programs take it: two u32, the low one first."""
+    """The handle of a Group as a program's operand: two u32, the low word first."""
     handle = group.handle
     _by_handle[handle] = group
     return np.array([handle & 0xFFFFFFFF, handle >> 32], np.uint32)
 
 
 def name_of(group: Group) -> str:
-    """The name that programs are compiled for: sub-groups of all epochs have one."""
+    """The group's name without epochs, so that a program serves a sub-group in every epoch."""
     return _EPOCH.sub("@:", group.name)
 
 
@@ -51,7 +52,7 @@ def name_of(group: Group) -> str:
 
 @dataclass
 class Reads:
-    """The things that traces of a jitted function have read of communicators."""
+    """Which properties of which communicators the traces of a jitted function have read."""
 
     world_size: bool = False
     rank: bool = False
@@ -60,12 +61,12 @@ class Reads:
     mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, group: Group) -> None:
-        """Notes that a trace depends on this group."""
+        """Records that a trace has read `group`."""
         with self.mutex:
             self.groups.add(group)
 
     def closed_over(self) -> list[Group]:
-        """Those that are there and open, by their names; other threads may add some meanwhile."""
+        """The open groups that traces have read, sorted by name. Any thread may call this."""
         with self.mutex:
             groups = list(self.groups)
         return sorted((each for each in groups if not each.closed), key=lambda each: each.name)
@@ -81,7 +82,8 @@ _reading = _Reading()
 
 @contextmanager
 def reading(reads: Reads) -> Iterator[None]:
-    """Notes in `reads`, and in those around it, what is read of communicators meanwhile."""
+    """In the `with` block, `reads` (and every enclosing `reading`) records what this thread reads
+    of communicators."""
     _reading.now.append(reads)
     try:
         yield
@@ -92,7 +94,8 @@ def reading(reads: Reads) -> Iterator[None]:
 def note(
     group: Group | None, *, world_size: bool = False, rank: bool = False, epoch: bool = False
 ) -> None:
-    """Notes that a trace depends on this group."""
+    """Records in every enclosing `reading` that the trace depends on `group` and the flagged
+    properties."""
     for reads in _reading.now:
         reads.world_size |= world_size
         reads.rank |= rank
@@ -118,11 +121,12 @@ communicator.at_read.append(_note_read)
 
 
 class Static:
-    """The part beside the handle: equal for all groups of one name."""
+    """The static part of a Group in a trace: equal for all groups of one `name_of`."""
 
     def __init__(self, name: str, group: Group | None = None) -> None:
         self.name = name
-        self._group = None if group is None else weakref.ref(group)  # none in a loaded program
+        # A weak reference to the Group; None in a program that was loaded from a file.
+        self._group = None if group is None else weakref.ref(group)
 
     @property
     def group(self) -> Group:
@@ -145,8 +149,8 @@ class Static:
 class Traced:
     """A Group inside of a function that JAX traces: the `comm` of collectives there.
 
-    It has `world_size`, `rank` and `name`, as they are while tracing: a program that has read them
-    is made for them. `pccl_jax.jit` traces again where they have changed.
+    `world_size`, `rank` and `name` have their values at the time of tracing, and a program that
+    reads them is compiled for these values. `pccl_jax.jit` traces again when a value has changed.
     """
 
     def __init__(self, handle: Any, static: Static) -> None:
@@ -160,18 +164,18 @@ class Traced:
 
     @property
     def world_size(self) -> int:
-        """Number of members of the epoch, while tracing."""
+        """Number of members of the epoch at the time of tracing."""
         note(None, world_size=True)
         return self._static.group._admitted().world_size
 
     @property
     def rank(self) -> int:
-        """Position of this peer in the epoch, while tracing."""
+        """Rank of this peer in the epoch at the time of tracing."""
         note(None, rank=True)
         return self._static.group._admitted().rank
 
     def admit(self, *_: object, **__: object) -> None:
-        """Refused: a program does not pass safe points, where its shapes would change."""
+        """Raises InvalidUsage: shapes may change at a safe point, so a program cannot pass one."""
         raise InvalidUsage("admit() inside of a traced function: call it outside, between steps")
 
     def __repr__(self) -> str:
@@ -182,7 +186,7 @@ Comm: TypeAlias = Group | Traced
 
 
 class World(Protocol):
-    """As pccl_py.rows asks."""
+    """A rank and a world size, as pccl_py.rows needs them."""
 
     @property
     def rank(self) -> int: ...
@@ -193,7 +197,7 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """A world of which the rank does not matter, so that nothing depends on it."""
+    """A world size and a rank. The default rank keeps a trace independent of this peer's rank."""
 
     world_size: int
     rank: int = 0
@@ -201,14 +205,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Operand:
-    """A communicator as a call takes it."""
+    """The communicator of a call: its handle as an array, and the Group or Traced."""
 
     handle: Any
     comm: Comm
 
     @classmethod
     def of(cls, comm: Comm) -> Operand:
-        """Raises TypeError for anything else."""
+        """The operand of a Group or Traced; raises TypeError for anything else."""
         if isinstance(comm, Traced):
             return cls(comm._handle, comm)
         if isinstance(comm, Group):
@@ -219,15 +223,15 @@ class Operand:
         )
 
     def world_size(self) -> int:
-        """The size of the epoch; the trace depends on it."""
+        """Number of members of the epoch; reading it makes the trace depend on it."""
         return self.comm.world_size
 
     def rank(self) -> int:
-        """The rank of this peer; the trace depends on it."""
+        """Rank of this peer; reading it makes the trace depend on it."""
         return self.comm.rank
 
     def rank_of(self, member: Any, name: str) -> int | PeerId:
-        """A rank or an id, checked where this can be done now; otherwise each call does it."""
+        """`member` as a rank or a peer id, checked now, or, in a trace, when the call runs."""
         if isinstance(self.comm, Group) and not _reading.now:
             checked = self.comm._rank_of(member, name)
             return member if isinstance(member, PeerId) else checked
@@ -255,7 +259,7 @@ jax.tree_util.register_pytree_node(Group, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(Communicator, _flatten, _unflatten)
 jax.tree_util.register_pytree_node(Traced, _flatten_traced, _unflatten)
 for _kind in (Group, Communicator, Traced):
-    # A program that is written to a file has the name of its group alone.
+    # A program that jax.export serializes keeps only the name of its group.
     jax.export.register_pytree_node_serialization(
         _kind,
         serialized_name=f"pccl_jax.{_kind.__name__}",

@@ -1,13 +1,13 @@
-"""jit: jax.jit with the exceptions of PCCL, and tracing again where the world has changed.
+"""jit: jax.jit that raises pccl_py's exceptions, and traces again when the world has changed.
 
-A program that has read the size of the world, or the rank, is made for them: all_gather,
-reduce_scatter, scatter, gather and all_to_all do, for the shapes of their results, and the program
-itself through `comm.world_size`; one that has read `comm.members` is made for the epoch. Others are
-compiled once, and serve every world.
+A program is compiled for the world size or the rank if its trace has read them: all_gather,
+reduce_scatter, scatter, gather and all_to_all read them for the shapes of their results, and the
+user's function may read `comm.world_size`. A program that has read `comm.members` is compiled for
+the epoch. A program that has read none of these is compiled once, and serves every world.
 
-While the first call of a function of jax.jit compiles and runs, other threads that call it wait. So
-threads of one process that are peers of each other would wait for ever. `pccl_jax.jit` compiles
-first, by one thread, and then all of them run the program.
+jax.jit makes other threads wait until a function's first call has compiled and run. If the threads
+of one process are peers of each other, the first call would wait for ever for the other threads.
+So in `pccl_jax.jit` one thread compiles, and then every thread runs the program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pccl_py import Group, InvalidUsage
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call, without the static ones. `signature`: programs are known by it."""
+    """The arguments of a call without static arguments. `signature`: the key of the program."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -47,7 +47,7 @@ class Arguments:
 
     @property
     def are_traced(self) -> bool:
-        """Whether the call is a part of another program."""
+        """Whether an argument is a tracer: JAX traces the caller, too."""
         return any(isinstance(leaf, jax.core.Tracer) for leaf in self.leaves)
 
 
@@ -63,12 +63,12 @@ class Statics:
             self._nums, self._names = infer_argnums_and_argnames(signature, nums, names)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """The others, and the signature of all. A Group becomes what it is in a trace."""
+        """The arguments that are not static, a Group as a `Traced`, and the signature of all."""
         statics = {number % len(args) for number in self._nums if number < len(args)}
         given = tuple(arg for number, arg in enumerate(args) if number not in statics)
         named = {name: value for name, value in kwargs.items() if name not in self._names}
         leaves, treedef = jax.tree.flatten((given, named))
-        # As those are that JAX keeps of a program's arguments.
+        # Unflattening turns each Group into a Traced, as JAX does with a program's arguments.
         given, named = jax.tree.unflatten(treedef, leaves)
         treedef = jax.tree.structure((given, named))
         fixed = tuple((number, args[number]) for number in sorted(statics))
@@ -80,7 +80,7 @@ class Statics:
 
 
 def _type_of(leaf: Any) -> Any:
-    """A program depends on the type of an array, and on where it must stay."""
+    """The part of an array that a program depends on: its type, and its sharding if committed."""
     if isinstance(leaf, jax.core.Tracer):
         return jax.typeof(leaf), None
     placed = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
@@ -90,26 +90,27 @@ def _type_of(leaf: Any) -> Any:
 P = ParamSpec("P")
 R = TypeVar("R")
 Key: TypeAlias = tuple[tuple[int, int, int], ...]
-# JAX keeps traces of functions inside of a program (jit, checkpoint, bodies of loops) by its value,
-# too. Without it such a trace would serve another world, and its reads would be noted only once.
+# JAX caches the traces of inner functions (jit, checkpoint, bodies of loops) by this context's
+# value. Without the context, a trace would be reused for another world, and not record its reads.
 _context = make_user_context()
 
 
 def jit(function: Callable[P, R], **options: Any) -> Jitted[P, R]:
     """`jax.jit` of a function or method that has collectives; `options` are those of jax.jit.
 
-    The result waits for the program, and raises `pccl_py.Aborted` and so on where jax.jit would
-    raise JaxRuntimeError. Pass communicators as arguments: a program is compiled once for all of
-    them, also of later calls of `connect`. It is traced again only if it depends on the size of the
-    world (or the rank) of one of them, and that has changed.
+    A call of the jitted function waits for its program, and raises pccl_py's exceptions, such as
+    `Aborted`, where jax.jit would raise JaxRuntimeError. Pass communicators as arguments: one
+    compiled program serves all communicators, also of later calls of `connect`. The function is
+    traced again only if its program depends on the world size (or the rank) of a communicator, and
+    that has changed.
     """
     return Jitted(function, options)
 
 
 class Jitted(Generic[P, R]):
-    """A function as its programs, which are kept by what they have read of communicators.
+    """A jitted function with its compiled programs, keyed by what they read of communicators.
 
-    Any thread may call it.
+    Any thread may call the function.
     """
 
     def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
@@ -118,7 +119,7 @@ class Jitted(Generic[P, R]):
         self._options = options
         self._statics = Statics(function, options)
         self._reads = Reads()
-        # One thread at a time compiles; what a trace reads changes keys.
+        # Held while a thread traces or compiles; a trace that reads more changes all keys (_move).
         self._compiling = threading.RLock()
         self._functions: dict[Key, tuple[Any, object]] = {}
         self._programs: dict[tuple[Key, Any], Any] = {}
@@ -126,7 +127,7 @@ class Jitted(Generic[P, R]):
 
     @property
     def compiled(self) -> int:
-        """How many programs have been compiled."""
+        """Number of programs that this function has compiled."""
         return self._compiled
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -141,7 +142,7 @@ class Jitted(Generic[P, R]):
                 result = run_compiled(program, arguments.args, arguments.kwargs)
                 with withdrawing():
                     jax.block_until_ready(result)
-        # A function around this one depends on what this one does, also where it is not traced now.
+        # A traced caller depends on all that this function reads, even if this call traced nothing.
         for group in (*groups, *self._reads.closed_over()):
             note(
                 group if isinstance(group, Group) else None,
@@ -159,19 +160,19 @@ class Jitted(Generic[P, R]):
         return self if instance is None else MethodType(self, instance)
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """As of a function of jax.jit."""
+        """Like `trace` of a function of jax.jit."""
         return self._traced("trace", args, kwargs)
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """As of a function of jax.jit, and its program raises the errors of jax.jit."""
+        """Like `lower` of a function of jax.jit; the program raises JAX's errors, not pccl_py's."""
         return self._traced("lower", args, kwargs)
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """As of a function of jax.jit."""
+        """Like `eval_shape` of a function of jax.jit."""
         return self._traced("eval_shape", args, kwargs)
 
     def clear_cache(self) -> None:
-        """Forgets all programs."""
+        """Drops all traces and compiled programs of this function."""
         with self._compiling:
             self._programs.clear()
             self._functions.clear()
@@ -179,7 +180,7 @@ class Jitted(Generic[P, R]):
     def _program(
         self, groups: list[Group | Traced], arguments: Arguments, args: Any, kwargs: Any
     ) -> Any:
-        """The program for these arguments, and for the worlds of these communicators."""
+        """The program for these arguments and communicators, compiled if there is none yet."""
         program = self._programs.get((self._key(groups), arguments.signature))
         if program is not None:
             return program
@@ -195,7 +196,7 @@ class Jitted(Generic[P, R]):
             return program
 
     def _traced(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Calls a method of the function of jax.jit, and returns its result."""
+        """Calls the method `name` of the function that jax.jit made, and returns its result."""
         groups = _groups_in((args, kwargs))
         with self._compiling:
             key = self._key(groups)
@@ -205,7 +206,10 @@ class Jitted(Generic[P, R]):
             return made
 
     def _move(self, key: Key, now: Key) -> None:
-        """A trace has read what no earlier one has: the programs so far are for its worlds."""
+        """After a trace that read further properties: moves programs from `key` to the key `now`.
+
+        The older programs have read less than the trace, so they are valid for `now`, too.
+        """
         if now == key:
             return
         self._functions[now] = self._functions.pop(key)
@@ -214,7 +218,10 @@ class Jitted(Generic[P, R]):
 
     @contextmanager
     def _function_of(self, key: Key) -> Iterator[Any]:
-        """One function for each key, as JAX keeps traces by their functions, and its context."""
+        """The function of jax.jit for `key`, inside of its own context.
+
+        Each key has a function of its own, because JAX caches traces by the function.
+        """
 
         def traced(*args: Any, **kwargs: Any) -> Any:
             with reading(self._reads):
@@ -244,7 +251,7 @@ class Jitted(Generic[P, R]):
 
 @contextmanager
 def _one_device() -> Iterator[None]:
-    """JAX has no order over several devices: it refuses programs that need one."""
+    """Raises InvalidUsage where JAX refuses ordered effects in a program on several devices."""
     try:
         yield
     except ValueError as error:
@@ -258,6 +265,6 @@ def _one_device() -> Iterator[None]:
 
 
 def _groups_in(tree: Any) -> list[Group | Traced]:
-    """The communicators among the arguments of a call."""
+    """The communicators among the leaves of a call's arguments."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda each: isinstance(each, communicators.Comm))
     return [leaf for leaf in leaves if isinstance(leaf, Group | Traced)]

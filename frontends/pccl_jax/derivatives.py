@@ -1,9 +1,9 @@
 """Derivatives of collectives: the rules by which JAX differentiates the calls of primitive.py.
 
-The loss is the sum of all peers' losses, L = L_0 + ... + L_(n-1), each rank returning its own; what
-`grad` gives a peer is the derivative of L to the inputs of that peer. For the operand x_p and the
-result y_p of rank p, of n, let x'_p and y'_p be tangents, X_p = dL/dx_p and Y_p = dL/dy_p. r is the
-root, and [p] means the rows of rank p:
+The loss is the sum of all peers' losses, L = L_0 + ... + L_(n-1); each rank p returns L_p, and
+`grad` returns the derivative of L with respect to the peer's own inputs. For the operand x_p and
+the result y_p of rank p, of n, let x'_p and y'_p be tangents, X_p = dL/dx_p and Y_p = dL/dy_p. r is
+the root, and [p] means the rows of rank p:
 
                       forward                              backward
     all_reduce sum    y'_p = sum_q x'_q                    X_p = sum_q Y_q         all_reduce
@@ -17,19 +17,20 @@ root, and [p] means the rows of rank p:
     all_to_all        y'_p = (x'_0[p], x'_1[p], ...)       X_p = (Y_0[p], ...)     all_to_all
     send, recv        y'_dst = x'_src                      X_src = Y_dst           recv, send
 
-So every tangent and every cotangent goes by one collective of the same tag, deadline, recovery and
-plan, which has derivatives in its turn. Averages of reduce and reduce_scatter divide likewise: m is
-the number of those who contributed to an element *in the call itself*, and forward and backward
-divide by it; after a loss between the two passes, the sums are those of the survivors.
+One collective carries the tangents of a call, and one the cotangents, with the tag, deadline,
+recovery and plan of the call; both have derivatives themselves. m is the number of members that
+contributed to an element *in the forward call*; forward and backward divide by m, also for averages
+of reduce and reduce_scatter. If a member is lost between forward and backward, the backward sums
+are over the survivors.
 
-All peers make the same calls in the same order here as well: all that are float in a call move,
-whichever of them are differentiated, and a call goes backward also where this peer's loss does not
-depend on its result. But if the operands of a call depend on what is differentiated on one peer,
-they must do so on all; else the others wait until their deadline. Between a call and its derivative
-must be no `admit` that begins another epoch: such a derivative is InvalidUsage, and sends nothing.
+All peers must make the same derivative calls in the same order, too. So a derivative call carries
+all float arrays of the call, also those not differentiated, and runs even if this peer's loss does
+not depend on the result. If a call's operands depend on a differentiated variable on one peer, they
+must do so on all peers, or the derivative call waits until its deadline. If an `admit` begins a new
+epoch between a call and its derivative, the derivative raises InvalidUsage and sends nothing.
 `jax.linearize` of a while_loop repeats the calls of the loop in each call of its linear function.
 
-`min`, `max` and `prod` raise InvalidArgument while they are traced, and so do calls with a codec.
+Derivatives of `min`, `max` and `prod`, and of calls with a codec, raise InvalidArgument in tracing.
 """
 
 from __future__ import annotations
@@ -93,16 +94,16 @@ def _check(call: Call) -> None:
 
 
 def _with_op(call: Call, kind: Kind, **changes: Any) -> Call:
-    """A call that adds up, if it combines anything, and tells nothing; of this kind."""
+    """`call` with this kind, op sum and the `changes`, returning neither origin nor outcome."""
     options = (int(ReduceOp.SUM), *call.options[1:])
-    if kind is Kind.BROADCAST:  # which has no other plan
+    if kind is Kind.BROADCAST:  # a broadcast accepts only the plan auto
         options = (*options[:4], int(Plan.AUTO), *options[5:])
     plain = {"tells_origin": False, "tells_outcome": False}
     return call.replace(**{"kind": kind, "options": options, **plain, **changes})
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
-    """The call, and the sums and rows of its tangents."""
+    """Binds the call, and a second call that carries the tangents; returns the results of both."""
     _check(call)
     handle, *arrays = primals
     told = call.replace(tells_origin=True)
@@ -126,24 +127,24 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
 
 
 def _shown(call: Call, outs: Any) -> list[Any]:
-    """The results that a call has without its origin, if it tells none."""
+    """The results and outcome, with contributors and origin only if `call.tells_origin`."""
     hidden = [*outs.contributors, *outs.origin] if call.tells_origin else []
     return [*outs.results, *hidden, *outs.outcome]
 
 
 def _summed(array: Any) -> Any:
-    """The dtype in which an average is added up: as in the library, f32 for that of f16."""
+    """The dtype in which the library adds up an average: f32 for f16, else the array's dtype."""
     return jnp.float32 if array.dtype == jnp.float16 else array.dtype
 
 
 def _divide(total: Any, contributors: Any) -> Any:
-    """As the library divides: a true division, of 16 bits in f32."""
+    """`total / contributors`, rounded as in the library: 16-bit floats are divided in f32."""
     wide = jnp.promote_types(total.dtype, jnp.float32)
     return (total.astype(wide) / contributors.astype(wide)).astype(total.dtype)
 
 
 def _transpose(cotangents: Sequence[Any], handle: Any, *arrays: Any, call: Call) -> Any:
-    """The collective that goes back, also where no cotangent comes: the others make it."""
+    """Binds the backward collective, with zeros where a cotangent is missing: peers expect it."""
     _check(call)
     name = call.kind.name.lower()
     if call.op is ReduceOp.AVG:
@@ -175,15 +176,15 @@ def _aval(array: Any) -> Any:
 
 # ---- messages ------------------------------------------------------------------------------------
 #
-# A message leaves one program and comes into another, so that nothing in either connects the loss
-# with what was sent. Ties do: a send returns one, zeros that depend on what it sends, and a recv
-# takes some. They have no other effect, and their derivatives are zeros. The transpose of x -> tie
-# is tie -> x, a recv, and that of a recv is a send. For second derivatives each message of tangents
-# is also tied to the value that its own depends on.
+# A message leaves one program and enters another, so neither program's loss depends on the message
+# as far as JAX sees. Ties add this dependence: a send returns a tie, a zero that depends on the
+# array sent, and a recv takes a tie as an operand. Values of ties are unused; their derivatives are
+# zero. The transpose of a send (x -> tie) is a recv (tie -> x), and that of a recv is a send. For
+# second derivatives a message of tangents also takes ties of the forward message's operands.
 
 
 def _tie_of(array: Any) -> Any:
-    """A small array that depends on this one."""
+    """The first element of `array`, as an operand that makes a message depend on `array`."""
     return jnp.ravel(array)[:1]
 
 
@@ -202,7 +203,7 @@ def _recv_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) ->
 
 
 def _message_jvp(primals: Sequence[Any], tangents: Sequence[Any], call: Call, tied: slice) -> Any:
-    """Another message with the tangents; `tied`: the operands that its derivatives depend on."""
+    """Binds the message, and a message of its tangents, which takes ties of the operands `tied`."""
     told = call.replace(tells_origin=True)
     outs = told.split(bind(primals[0], primals[1:], told))
     operands = [*map(instantiate_zeros, tangents[1:]), *map(_tie_of, primals[tied])]
@@ -236,7 +237,7 @@ def _no_cotangent(operand: Any) -> Any:
 
 
 def register() -> None:
-    """Gives JAX the rules."""
+    """Registers the rules of jvp and transpose of all collectives and messages with JAX."""
     for kind in TRANSPOSES:
         primitive_jvps[primitive_of(kind)] = _jvp
         primitive_transposes[primitive_of(kind)] = _transpose

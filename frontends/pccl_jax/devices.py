@@ -1,15 +1,15 @@
-"""psum and pmean inside of shard_map: over the local devices and over the peers, at once.
+"""psum and pmean inside of shard_map: one reduction over the local devices and over the peers.
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("d")), out_specs=P())
     def step(comm, params, batch):
         grads = jax.grad(loss_of)(params, batch)
         return pj.pmean(comm, grads, "d")       # of all devices of all peers
 
-One communicator serves all local devices of a process. The devices add up first (a reduce_scatter
-of lax over the axis), then each exchanges its part with those of the other peers, and they gather
-all parts again, so that the network carries the sum once. Each part of a process has a tag of its
-own, from the call's tag on, and on each device calls come in the order of the program. The handler
-is in bindings/jax_parts.c.
+One communicator serves all local devices of a process. First a lax.psum_scatter adds up over the
+local devices and leaves each device one part of the sum; then each device all_reduces its part with
+the same part of the other peers; then the local devices gather all parts. So the network carries
+the sum once. Part i has the call's tag plus i, and each device makes its calls in the order of the
+program. The handler is in bindings/jax_parts.c.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pccl_py.call import Kind, MoveOptions, documented
 T = TypeVar("T")
 AxisNames: TypeAlias = Hashable | Sequence[Hashable]
 
-# Beyond the tags of other calls, which may be in flight while a program with several devices runs.
+# Default tag of the first part: far above tags of other calls that may be in flight meanwhile.
 TAG = 1 << 32
 
 
@@ -45,12 +45,12 @@ TAG = 1 << 32
 def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
     """The sum of `x` over the local devices along `axis_name` and over all members, on all.
 
-    `x`: an array of a dtype in `pccl_py.DType`, or a pytree of them, inside of shard_map;
-    `axis_name`: one axis of its mesh, or several. The mesh is of local devices, and all peers must
-    have as many and make the same calls in the same order. The parts have the tags from `tag` on
-    (default 2**32), as many as the mesh has devices. Positions along an axis that is not named
-    reduce separately, even if their values are equal. After a loss each part goes on by itself, so
-    the contributors of parts may differ. It has no derivative.
+    `x`: an array of a dtype in `pccl_py.DType`, or a pytree of such arrays, inside of shard_map.
+    `axis_name`: one axis of the shard_map's mesh, or several. The mesh is of local devices; all
+    peers must have equally many devices and make the same calls in the same order. Each device of
+    the mesh uses a tag of its own, from `tag` on (default 2**32). Positions along an axis that is
+    not named reduce separately, even if their values are equal. After a loss each device's part of
+    the sum is recovered separately, so parts may differ in contributors. psum has no derivative.
     """
     result: T = _reduce("psum", comm, x, axis_name, options)
     return result
@@ -60,7 +60,8 @@ def psum(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions])
 def pmean(comm: Comm, x: T, axis_name: AxisNames, **options: Unpack[MoveOptions]) -> T:
     """The mean of `x` over the local devices along `axis_name` and over all members, on all.
 
-    Floats alone; it divides by the devices, and by the members that contributed. As `psum`.
+    `x` must be of floats. The sum is divided by the number of devices, and by the number of members
+    that contributed. Everything else is as in `psum`.
     """
     result: T = _reduce("pmean", comm, x, axis_name, options)
     return result
@@ -100,16 +101,16 @@ def _reduce(name: str, comm: Comm, x: Any, axis_name: AxisNames, options: Any) -
 def _whole(
     handle: Any, lane: Any, array: Any, names: tuple[Hashable, ...], op: ReduceOp, call: Call
 ) -> Any:
-    """One array: added up over the axes, exchanged by parts, gathered."""
+    """Reduces one array: sums over the axes, all_reduces this device's part, gathers all parts."""
     count = math.prod(lax.axis_size(each) for each in names)
     flat = array.reshape(-1)
-    # Each device has a part, also of an array without elements: lax has no part of nothing.
+    # Padded so that each device gets a part, even of an empty array: psum_scatter needs elements.
     padded = jnp.pad(flat, (0, -flat.size % count if flat.size else count))
     missing = tuple(each for each in names if each not in jax.typeof(padded).mat.varying)
     if missing and jax.typeof(lane).mat.varying:
         padded = lax.pcast(padded, missing, to="varying")
     if op is ReduceOp.AVG:
-        # Smaller by a power of two, so that no sum is greater than the greatest element.
+        # Scaled down by a power of two before the sum, so that the sum cannot overflow.
         wide = jnp.promote_types(array.dtype, jnp.float32)
         down = 0.5 ** math.ceil(math.log2(count))
         part = lax.psum_scatter(padded.astype(wide) * np.array(down, wide), names, tiled=True)

@@ -1,7 +1,7 @@
-"""Calls that are not traced: made at once, on the memory of the arrays, without a program.
+"""Eager calls: run at once on the memory of the arrays, without compiling a program.
 
-Nothing is compiled, so a new shape costs nothing. They come behind what programs of this thread
-have begun: one order holds for both.
+An eager call waits for the programs that its thread has begun, so that eager calls and collectives
+of programs keep one order.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pccl_py import (
 )
 from pccl_py.call import ADDING, Kind
 
-# XLA takes memory as it is from this alignment on.
+# XLA uses an array's memory without a copy if it is aligned to this many bytes.
 _ALIGNED = 64
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A NumPy array that nobody has written to."""
+    """An uninitialized NumPy array that XLA can use without a copy."""
     return _of(np.empty(_size(shape, dtype), np.uint8), shape, dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A NumPy array of zeros."""
+    """A NumPy array of zeros that XLA can use without a copy."""
     return _of(np.zeros(_size(shape, dtype), np.uint8), shape, dtype)
 
 
@@ -60,12 +60,13 @@ def _of(memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def run(call: Call, handle: Any, arrays: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The results of a call, of these shapes and dtypes; raises the errors of pccl_py."""
+    """Makes a call, and returns its results, of the shapes and dtypes of `results`. Raises the
+    errors of pccl_py."""
     return put(arrays, operate(call, handle, taken(call.kind, arrays), results))
 
 
 def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The same of NumPy's arrays, for callbacks of programs, too."""
+    """`run` with NumPy arrays; callbacks of programs (host.py) use it, too."""
     number, epoch, group = _group(call, handle)
     made = [empty(each.shape, each.dtype) for each in call.split(results).results]
     operation = _with_feedback if call.feeds_back else _operation
@@ -80,13 +81,13 @@ def operate(call: Call, handle: Any, given: Sequence[Any], results: Sequence[Any
 
 
 def begin(call: Call, handle: Any, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
-    """Begins an all_reduce; what it returns waits, and gives the results and an outcome's words."""
+    """Begins an all_reduce. The function returned waits, and returns results and outcome words."""
     finish = begin_operation(call, handle, taken(call.kind, arrays))
     return lambda: put(arrays, finish())
 
 
 def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[], list[Any]]:
-    """The same of NumPy's arrays."""
+    """`begin` with NumPy arrays."""
     number, _, group = _group(call, handle)
     kept = [np.ascontiguousarray(each) for each in given]
     made = [empty(each.shape, each.dtype) for each in given]
@@ -95,7 +96,10 @@ def begin_operation(call: Call, handle: Any, given: Sequence[Any]) -> Callable[[
 
 
 def _group(call: Call, handle: Any) -> tuple[int, int, Group]:
-    """The number of a communicator, its epoch, and the Group."""
+    """The number of the communicator behind `handle`, its epoch, and its Group.
+
+    Raises InvalidUsage if the communicator is gone, or if `handle` is an origin of another epoch.
+    """
     words = np.asarray(handle)
     number = int(words[0]) | int(words[1]) << 32
     group = group_of(number)
@@ -112,7 +116,8 @@ def _group(call: Call, handle: Any) -> tuple[int, int, Group]:
 
 
 def taken(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
-    """The memory of arrays, behind the programs of this thread, of which some may have failed."""
+    """The arrays as NumPy arrays, once this thread's programs have ended. If a program that made
+    an array has failed, raises its error."""
     _check_local(kind, arrays)
     try:
         with errors():
@@ -126,9 +131,9 @@ def taken(kind: Kind, arrays: Sequence[Any]) -> list[Any]:
 
 
 def put(arrays: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-    """As arrays, where the inputs lie, if they have to stay there; JAX may move others.
+    """The results `made` as JAX arrays, on the device of the first input if it is committed there.
 
-    A result of an input's shape has its sharding over local devices.
+    A result with the shape of its input gets the input's sharding over local devices.
     """
     first = arrays[0] if arrays and getattr(arrays[0], "committed", False) else None
     if first is None:
@@ -180,7 +185,7 @@ def _operation(call: Call, group: Group, given: list[Any], made: list[Any]) -> O
 
 
 def _contributors(outcome: Outcome, results: list[Any]) -> list[Any]:
-    """How many contributed to each element of each result, 1 where nothing has come."""
+    """Number of contributors of each element of each result, at least 1: averages divide by it."""
     first, made = 0, []
     for each in results:
         numbers = np.ones(each.size, np.uint16)
@@ -193,7 +198,8 @@ def _contributors(outcome: Outcome, results: list[Any]) -> list[Any]:
 
 
 def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) -> Outcome:
-    """A sum whose last array is the residual, and whose last result is the next one."""
+    """A reduction with error feedback: the last array is the old residual, the last result the
+    new residual."""
     tag = call.options[1]
     kept = group._feedbacks.get(tag)
     if kept is not None and not kept.closed:
@@ -212,7 +218,7 @@ def _with_feedback(call: Call, group: Group, given: list[Any], made: list[Any]) 
 
 
 def _options(call: Call) -> dict[str, Any]:
-    """As pccl_py takes them, of those that this kind has."""
+    """The options that calls of this kind have, as keyword arguments of pccl_py."""
     op, tag, deadline_ns, recovery, plan, codec, block, rotate, rounding, form = call.options
     made: dict[str, Any] = {"tag": tag}
     if deadline_ns:
@@ -234,7 +240,7 @@ def _options(call: Call) -> dict[str, Any]:
 
 
 def memory(arrays: list[Any]) -> Any:
-    """As pccl_py takes it: one array without a list."""
+    """The arrays as `Buffer`s for pccl_py: a single array without a list."""
     made = [
         Buffer(
             array.__array_interface__["data"][0],
@@ -260,7 +266,7 @@ def _elements(call: Call, array: Any) -> list[int]:
 
 
 def _check_local(kind: Kind, arrays: Sequence[Any]) -> None:
-    """An array over several local devices is taken whole; one over processes is refused."""
+    """Raises InvalidArgument for an array that is partly on devices of other processes."""
     for array in arrays:
         if not getattr(array, "is_fully_addressable", True):
             raise InvalidArgument(

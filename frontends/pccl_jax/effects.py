@@ -1,9 +1,9 @@
-"""Effects: what keeps collectives in the order of the program, over all programs of a thread.
+"""Effects: keep collectives in the order of the program, over all programs of a thread.
 
-JAX threads a token of XLA through all calls that share an ordered effect: in jit, in loops and
-branches, and from one program to the next. All groups share one. With one for each, XLA would put
-calls of different groups in an order of its own, and run them one by one: a peer that waits in one
-group for a member that waits in the other is what an order is there to prevent.
+JAX passes one XLA token through all calls that share an ordered effect: in jit, in loops and
+branches, and from one program to the next. All groups share one effect. With an effect for each
+group, XLA would be free to reorder calls of different groups, and two peers could wait for each
+other, each in another group.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pccl_jax.versions import (
 
 
 class Ordered(Effect):  # type: ignore[misc]
-    """The effect of calls that keep the order of the program.
+    """The effect of collectives, which XLA then runs in the order of the program.
 
-    A program that is written to a file has the name of this type, and makes it without arguments.
+    A serialized program stores only the name of this type, and constructs it without arguments.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -34,7 +34,7 @@ class Ordered(Effect):  # type: ignore[misc]
 
 
 class OrderedOnDevices(Ordered):
-    """The effect of calls of programs on several devices, which keep one order on each of them."""
+    """The effect of collectives in programs on several devices: ordered on each device."""
 
     def __repr__(self) -> str:
         return "PCCL on each device"
@@ -53,5 +53,5 @@ keep_in_loops(lambda effect: isinstance(effect, Ordered))
 
 
 def is_ours(effect: object) -> bool:
-    """Whether it is the order of collectives."""
+    """Whether `effect` is one of PCCL's."""
     return isinstance(effect, Ordered)

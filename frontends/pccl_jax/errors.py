@@ -1,9 +1,9 @@
-"""Errors of compiled programs: JAX raises its own, with a number in it; here it becomes ours.
+"""Errors of compiled programs: converts a JaxRuntimeError to pccl_py's error, by a number in it.
 
-Where a program has failed, the tokens that keep its order carry the failure. JAX waits for a token
-before it begins the next program of that order, and would raise the failure there: this program
-would never run, while other peers wait for its calls. So a token that carries a failure is
-dropped before that, also by eager calls: each call is made, whatever became of the one before.
+When a program fails, the token of its ordered effect carries the failure. JAX waits for the token
+before it runs the next program with that effect, and would raise the failure instead of running the
+program, while other peers wait for its collectives. So a token that carries a failure is dropped
+before the next program or eager call: every call is made, even after a failed one.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from pccl_py.call import Kind
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Inside of it, programs of `jax.jit` raise the exceptions of pccl_py: `Aborted` and so on.
+    """In the `with` block, programs of `jax.jit` raise pccl_py's exceptions, such as `Aborted`.
 
         with pccl_jax.errors():
             params, loss = step(params, batch)
 
-    At its end it waits for the collectives that this thread has begun in it, as programs may still
-    run then. It waits for those of earlier programs first: a failure of theirs is in their results.
-    Eager calls and `pccl_jax.jit` need no such context. An exception of a signal handler (Ctrl-C)
-    that comes while this waits withdraws the collectives that programs wait in.
+    At its end the block waits for the collectives of its programs, which may still run. At its
+    beginning the block waits for earlier programs of this thread, and raises none of their errors:
+    reading their results raises them. Eager calls and `pccl_jax.jit` do not need this block. An
+    exception of a signal handler (Ctrl-C) during such a wait withdraws the collectives that
+    programs wait for.
     """
     with withdrawing():
         settle()
@@ -71,7 +72,8 @@ def errors() -> Iterator[None]:
 
 
 class _Thread(threading.local):
-    """The failures of programs that the innermost `errors` of this thread raises at its end."""
+    """`failures`: failures of programs since this thread's innermost `errors` began, which raises
+    the first of them at its end; None outside of `errors`."""
 
     failures: list[BaseException] | None = None
 
@@ -79,13 +81,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-# Functions that tell of operations that programs have begun and not finished.
+# Functions that return a sentence for each operation that a program has begun and not finished.
 unfinished: list[Callable[[], list[str]]] = [library.unfinished]
 
 
 class _Programs:
-    """The threads that may have programs: those inside of `errors`, and those that have begun one
-    and not waited since. Where the last one leaves, no program runs."""
+    """The threads that may have running programs: threads inside of `errors`, and threads that have
+    begun a program and not waited since. When the last of these threads leaves, no program runs."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -93,12 +95,12 @@ class _Programs:
         self._begun: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     def begin(self) -> None:
-        """This thread begins a program."""
+        """Records that this thread begins a program."""
         with self._mutex:
             self._begun.add(threading.current_thread())
 
     def end(self) -> None:
-        """All programs of this thread are over."""
+        """Records that all programs of this thread have ended."""
         with self._mutex:
             self._begun.discard(threading.current_thread())
 
@@ -107,7 +109,8 @@ class _Programs:
             self._inside[threading.get_ident()] += 1
 
     def leave(self) -> None:
-        """Tells about the operations that programs have begun and not finished."""
+        """Undoes this thread's `enter`. If no other thread may have programs, logs the operations
+        that programs have begun and not finished."""
         own = threading.get_ident()
         with self._mutex:
             is_alone = len(self._inside) == 1 and all(
@@ -134,7 +137,7 @@ _programs = _Programs()
 
 @contextmanager
 def withdrawing() -> Iterator[None]:
-    """Around a wait for programs: an exception of a signal handler ends what they wait for."""
+    """Wraps a wait for programs: if a signal handler raises, withdraws their collectives."""
     try:
         yield
     except jax.errors.JaxRuntimeError:
@@ -145,7 +148,7 @@ def withdrawing() -> Iterator[None]:
 
 
 def withdraw() -> None:
-    """Ends the collectives of programs that run beside Python's threads."""
+    """Withdraws the collectives in which running programs wait, and drops this thread's tokens."""
     _pccl.handlers_withdraw()
     forget()
 
@@ -153,7 +156,7 @@ def withdraw() -> None:
 def settle() -> None:
     """Waits for all ordered collectives that programs of this thread have begun.
 
-    It raises none of their failures: what comes next is made in any case.
+    If a program has failed, drops the failed token and raises nothing, so that the next call runs.
     """
     for effect in list(runtime_tokens.current_tokens):
         _settle(effect)
@@ -161,7 +164,8 @@ def settle() -> None:
 
 
 def _before_program(effect: Any) -> bool:
-    """Whether the effect is ours. Costs no overlap: JAX waits there as well."""
+    """JAX calls this before a program with `effect`: settles PCCL's effects. Returns whether
+    `effect` is PCCL's. The wait costs no overlap, because JAX waits for the token as well."""
     if not is_ours(effect):
         return False
     _settle(effect)
@@ -170,7 +174,7 @@ def _before_program(effect: Any) -> bool:
 
 
 def _settle(effect: Any) -> None:
-    """The same for one effect of JAX."""
+    """Waits for the token of one effect, and drops a token that carries a failure."""
     token = runtime_tokens.current_tokens.get(effect) if is_ours(effect) else None
     if token is None:
         return
@@ -188,19 +192,19 @@ before_programs(_before_program)
 
 
 def forget() -> None:
-    """Drops the tokens of this thread, of which none is waited for."""
+    """Drops PCCL's tokens of this thread without waiting for them."""
     for effect in [each for each in runtime_tokens.current_tokens if is_ours(each)]:
         del runtime_tokens.current_tokens[effect]
     runtime_tokens.output_runtime_tokens.clear()
 
 
-# A forked child has none of the threads that run programs: it would wait for them when it ends.
+# A forked child has no threads that run programs, so waiting for a token at exit would never end.
 os.register_at_fork(after_in_child=forget)
 
 
 @atexit.register
 def _leave() -> None:
-    """Before JAX waits at exit for programs that may be blocked: what blocks gives up."""
+    """Runs at exit before JAX waits for programs: withdraws the collectives that block programs."""
     _pccl.exit_begin()
     _thread.failures = []
     settle()
@@ -210,7 +214,7 @@ def _leave() -> None:
 
 
 class _Raised:
-    """Exceptions of callbacks (host.py), of which XLA passes on the text alone."""
+    """Keeps the exceptions of callbacks (host.py), because XLA passes on only their text."""
 
     _NUMBERED = re.compile(r"\[pccl host error (\d+)\]")
     _KEPT_MAX = 256
@@ -221,32 +225,33 @@ class _Raised:
         self._errors: OrderedDict[int, BaseException] = OrderedDict()
 
     def keep(self, error: BaseException) -> RuntimeError:
-        """The error to raise instead, whose text names it."""
+        """Keeps `error`; returns the RuntimeError to raise instead, whose text has its number."""
         with self._mutex:
             number = next(self._numbers)
-            # Without the frames it came through, which hold the arrays of the call.
+            # Drops the traceback, whose frames would keep the arrays of the call alive.
             self._errors[number] = error.with_traceback(None)
             if len(self._errors) > self._KEPT_MAX:
                 self._errors.popitem(last=False)
         return RuntimeError(f"[pccl host error {number}] {error}")
 
     def find(self, text: str) -> BaseException | None:
-        """One like that which a text names; None if it names none, or one that is long past."""
+        """The kept exception whose number is in `text`; None if there is no number, or the
+        exception is no longer kept."""
         found = self._NUMBERED.search(text)
         error = None if found is None else self._errors.get(int(found[1]))
-        # Whoever raises it gives it frames, and later ones raise it as well.
+        # Returns a copy: raising an error adds frames to it, and the text may be looked up again.
         return copy.copy(error) if isinstance(error, PcclError) else error
 
 
 raised = _Raised()
 
 
-# XLA begins with this where it has not run a program, since an operand is of one that failed.
+# XLA's error has this text if XLA did not run a program because an operand's program had failed.
 _NOT_RUN = "Error dispatching computation"
 
 
 def exception_of(error: BaseException) -> BaseException | None:
-    """The exception of PCCL that an error of JAX stands for; None if it is of something else."""
+    """The exception of pccl_py whose number is in JAX's `error`; None if PCCL did not cause it."""
     failure = library.failure_in(str(error))
     if failure is None:
         return raised.find(str(error))
@@ -265,10 +270,9 @@ def exception_of(error: BaseException) -> BaseException | None:
 
 # ---- safe points ---------------------------------------------------------------------------------
 #
-# A program does not pass safe points, where shapes would change. A trace that passed one would do
-# so once, while it compiles, and never again: it is refused, also of a communicator that the
-# function closes over. Outside of traced functions `comm.admit()` comes behind the programs of its
-# thread.
+# A traced function may not call `admit`, not even of a communicator that it closes over: the call
+# would run once, while tracing, and shapes may change at a safe point. Outside of traced functions
+# `comm.admit()` first waits for the programs of its thread.
 
 
 def refuse_traces(what: str) -> None:

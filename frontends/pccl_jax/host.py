@@ -1,9 +1,9 @@
-"""Collectives through the host: callbacks of programs for GPUs and TPUs, in their order.
+"""Collectives through the host: callbacks of programs for GPUs and TPUs, in program order.
 
-XLA calls the handlers of libpccl_jax on the CPU alone. Elsewhere a program copies the arrays to the
-host, calls the functions here, which make the calls of eager.py, and copies the results back. It is
-an io_callback of JAX with the token of the order. Errors keep their exceptions, by a number in the
-text, as those of handlers do (errors.py).
+XLA calls the handlers of libpccl_jax only on the CPU. On other platforms a program copies the
+arrays to the host, calls a function of this file, which calls eager.py, and copies the results
+back, by JAX's io_callback with the token of the ordered effect. The exception of a callback is
+found again by a number in its text, as for handlers (errors.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ PLATFORMS = ("cuda", "rocm", "tpu")
 
 @dataclass
 class _Begun:
-    """An operation, from its beginning to the call that finishes it."""
+    """An operation of all_reduce_start, kept until its all_reduce_done. `handle`: the words of the
+    communicator. `is_told`: the log has named the operation as unfinished."""
 
     call: Call
     handle: tuple[int, ...]
@@ -39,13 +40,13 @@ class _Begun:
 
 
 class _Table:
-    """Operations that programs have begun, by the numbers of their tickets."""
+    """Operations of all_reduce_start that are not finished, by ticket number."""
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
         self.numbers = itertools.count(1)
         self.begun: dict[int, _Begun] = {}
-        self.platforms: set[str] = set()  # where it was said
+        self.platforms: set[str] = set()  # platforms for which `_say_once` has logged its warning
 
 
 _table = _Table()
@@ -59,15 +60,16 @@ _choice = _Choice()
 
 
 def is_chosen() -> bool:
-    """Whether this thread compiles programs for the CPU that go through the host."""
+    """Whether this thread is inside of `through_host`."""
     return _choice.is_through_host
 
 
 @contextmanager
 def through_host() -> Iterator[None]:
-    """Programs that are compiled inside of it, by this thread, go through the host on the CPU, too.
+    """Programs that this thread compiles in the `with` block go through the host on the CPU, too.
 
-    For tests of what GPUs and TPUs do. JAX keeps compiled programs: use functions of your own.
+    For tests of the path of GPUs and TPUs. JAX caches compiled programs by function: compile a new
+    function in the block.
     """
     before, _choice.is_through_host = _choice.is_through_host, True
     try:
@@ -83,7 +85,7 @@ def lower(
     operands: Sequence[Any],
     function: Callable[[Call, Any, list[Any], Sequence[Any]], Sequence[Any]],
 ) -> Sequence[Any]:
-    """A callback of `function`, with the token of the order."""
+    """Lowers a call to an io_callback of `function`, with the token of `effect`."""
     _say_once(context.module_context.platforms[0])
     results = context.avals_out
 
@@ -124,13 +126,13 @@ def _say_once(platform: str) -> None:
 
 
 def collective(call: Call, handle: Any, given: list[Any], results: Sequence[Any]) -> list[Any]:
-    """A blocking call."""
+    """The callback of a blocking call."""
     _check_world(call, handle)
     return eager.operate(call, handle, given, results)
 
 
 def begin(call: Call, handle: Any, given: list[Any], _: Sequence[Any]) -> list[Any]:
-    """all_reduce_start."""
+    """The callback of all_reduce_start; returns the ticket of the operation."""
     words = tuple(handle.tolist())
     with _table.mutex:
         same = [
@@ -156,7 +158,7 @@ def begin(call: Call, handle: Any, given: list[Any], _: Sequence[Any]) -> list[A
 
 
 def finish(_: Call, __: Any, given: list[Any], ___: Sequence[Any]) -> list[Any]:
-    """all_reduce_done."""
+    """The callback of all_reduce_done: waits for the operation of the ticket."""
     (ticket,) = given
     with _table.mutex:
         begun = _table.begun.pop(int(ticket[0]) | int(ticket[1]) << 32, None)
@@ -169,7 +171,7 @@ def finish(_: Call, __: Any, given: list[Any], ___: Sequence[Any]) -> list[Any]:
 
 
 def _unfinished() -> list[str]:
-    """Operations that programs have begun and not finished; each once."""
+    """A sentence for each operation that a program has begun and not finished, only once each."""
     with _table.mutex:
         left = [each for each in _table.begun.values() if not each.is_told]
         for each in left:
@@ -186,7 +188,8 @@ unfinished.append(_unfinished)
 
 
 def _check_world(call: Call, handle: Any) -> None:
-    """As find_place in bindings/jax_handlers.c."""
+    """Raises Mismatch if the program was traced for another world size or rank, like find_place in
+    bindings/jax_handlers.c."""
     group = group_of(int(handle[0]) | int(handle[1]) << 32)
     if group is None:
         return

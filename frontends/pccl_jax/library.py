@@ -1,8 +1,9 @@
-"""libpccl_jax: the handlers that compiled programs call, beside libpccl (bindings/jax_handlers.c,
-jax_async.c).
+"""libpccl_jax: the handlers that compiled programs call (bindings/jax_handlers.c, jax_async.c,
+jax_parts.c).
 
-Importing this gives XLA the handlers for the CPU, once, and compares the version of its interface
-with that of jaxlib. Errors of a handler have a number, by which `error_of` finds them.
+Importing this module checks that jaxlib has the version of XLA's interface that the handlers were
+built for, and registers the handlers with XLA for the CPU. The text of a handler's error has a
+number, by which `failure_in` finds the error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TARGET = "pccl_collective"
 TARGET_BEGIN = "pccl_begin"
 TARGET_FINISH = "pccl_finish"
 TARGET_PART = "pccl_part"
-# For `jax.export.export(..., disabled_checks=)`, which refuses custom calls that it does not know.
+# `jax.export.export` refuses unknown custom calls; pass it EXPORT_CHECKS as `disabled_checks`.
 EXPORT_CHECKS = tuple(
     jax.export.DisabledSafetyCheck.custom_call(target)
     for target in (TARGET, TARGET_BEGIN, TARGET_FINISH, TARGET_PART)
@@ -49,7 +50,8 @@ _library.pccl_jax_unfinished.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
 
 
 class Failure(NamedTuple):
-    """An error of a handler: its exception, and the call and the communicator that it is of."""
+    """An error of a handler: its exception, the kind and form of the failed call, and the handle of
+    the call's communicator."""
 
     exception: Exception
     kind: int
@@ -58,21 +60,22 @@ class Failure(NamedTuple):
 
 
 def version() -> tuple[int, int]:
-    """The version of XLA's interface that the handlers were built for."""
+    """Major and minor version of XLA's interface that the handlers were built for."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _library.pccl_jax_version(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
 
 
 def version_of_jaxlib() -> tuple[int, int]:
-    """The same of the installed jaxlib, whose header says it."""
+    """Major and minor version of XLA's interface in the installed jaxlib, read from its header."""
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
     found = dict(_VERSION.findall(header.read_text()))
     return int(found["MAJOR"]), int(found["MINOR"])
 
 
 def failure_in(text: str) -> Failure | None:
-    """The error that a text of XLA names; None if it names none, or one that is long past."""
+    """The handler's error whose number is in a text of XLA; None if there is no number, or the
+    error is no longer kept."""
     found = _NUMBERED.search(text)
     if found is None:
         return None
@@ -87,7 +90,7 @@ def failure_in(text: str) -> Failure | None:
 
 
 def unfinished() -> list[str]:
-    """Operations that programs have begun and not finished, each in a sentence, and each once."""
+    """A sentence for each operation that a program has begun and not finished, only once each."""
     said, told = ctypes.create_string_buffer(_TEXT_BYTES_MAX), []
     while _library.pccl_jax_unfinished(said, len(said)):
         told.append(said.value.decode())
@@ -95,16 +98,16 @@ def unfinished() -> list[str]:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes for all_reduce_start that are kept to be used again, and those in use."""
+    """Bytes of all_reduce_start's memory: those kept for reuse, and those in use."""
     kept, used = ctypes.c_uint64(), ctypes.c_uint64()
     _library.pccl_jax_memory(ctypes.byref(kept), ctypes.byref(used))
     return kept.value, used.value
 
 
 def _start() -> None:
-    """Checks the versions, and gives XLA the handlers."""
+    """Raises ImportError if the versions do not fit; else registers the handlers with XLA."""
     built, installed = version(), version_of_jaxlib()
-    # XLA takes handlers of its major version that know no more than it does.
+    # XLA accepts handlers of its own major version whose minor version is not newer than its own.
     if built[0] != installed[0] or built[1] > installed[1]:
         raise ImportError(
             f"the handlers of pccl_jax are for version {built[0]}.{built[1]} of XLA's foreign "

@@ -8,8 +8,8 @@
         updates, opt_state = optimizer.update(grads, opt_state, params, comm=comm)
         return optax.apply_updates(params, updates), opt_state
 
-The losses of a codec's rounding are in the transformation's state, a pytree of arrays that is in a
-checkpoint with the rest of the optimizer's. Importing this needs optax.
+The transformation's state is a pytree with what a codec has rounded away, to be saved in
+checkpoints with the rest of the optimizer's state. Importing this module needs optax.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ __all__ = ["AverageState", "average_gradients", "outcome"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AverageState(EachOwn):
-    """The state of `average_gradients`, each member's own: `pccl_jax.SharedState` keeps it so.
+    """The state of `average_gradients`; `pccl_jax.SharedState` never copies it between members.
 
-    `residual`: f32, the codec's losses of this member's gradients, which go into the next ones; an
-    element for each of theirs, none without a codec. `contributors`: i32, how many members are in
-    the last average; 0 before the first. `words`: its outcome, for `outcome`.
+    `residual`: f32, one element for each of the gradients': what the codec has rounded away of this
+    member's gradients, to be added to the next gradients; empty without a codec. `contributors`:
+    i32, number of members in the last average; 0 before the first. `words`: the outcome of the last
+    average, for the function `outcome`.
     """
 
     residual: Any
@@ -70,18 +71,19 @@ def average_gradients(
     deadline: float | None = None,
     recovery: Recovery | RecoveryName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replaces the updates of each member by their average over those who contribute.
+    """Replaces each member's updates by the average of the updates of all contributing members.
 
-    All members must call `update` equally often with trees of the same names, shapes and dtypes,
-    which are one all_reduce. A member that is lost meanwhile costs nothing: the average is over the
-    others, and `outcome` says over whom. `comm`: an extra argument `comm` of `update` goes before
-    it; where the step is jitted pass that, so that one program serves every communicator.
+    All members must call `update` equally often, with trees of the same names, shapes and dtypes;
+    each `update` is one all_reduce. If a member is lost during an `update`, the average is over the
+    other members; `outcome` names the contributors. `comm`: the communicator, unless `update` gets
+    an argument `comm`. A jitted step should pass `comm` to `update`, so that one program serves
+    every communicator.
 
-    `codec`: how floats travel, the same on all members ("int8" for example); then what is rounded
-    away goes into the next update. It raises InvalidArgument where the updates have not as many
-    elements as the parameters that the state was made for, the errors of `pccl_jax.all_reduce`
-    otherwise; on an error the state is as it was. `tag`, `deadline`, `recovery`: those of
-    `pccl_jax.all_reduce`.
+    `codec`: the encoding of floats on the network, such as "int8", the same on all members; with a
+    codec, what is rounded away is added to the next update. With a codec, `update` raises
+    InvalidArgument if the updates have another number of elements than the parameters passed to
+    `init`. `update` also raises the errors of `pccl_jax.all_reduce`. On an error the state is
+    unchanged. `tag`, `deadline`, `recovery`: as in `pccl_jax.all_reduce`.
     """
     coded = None if codec is None else parse_codec(codec)
     feeds_back = coded is not None and coded.encodes
@@ -134,10 +136,10 @@ def average_gradients(
 
 
 def outcome(opt_state: Any) -> Outcome | None:
-    """Which members are in the last average, outside of jit; None before the first one.
+    """The outcome of the last average, outside of jit; None before the first average.
 
-    `opt_state`: an optimizer's state with one `average_gradients` in it, else InvalidArgument. The
-    other errors are those of `pccl_jax.decode`.
+    `opt_state`: an optimizer's state with exactly one `average_gradients` in it, else
+    InvalidArgument. `outcome` also raises the errors of `pccl_jax.decode`.
     """
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda each: isinstance(each, AverageState))
     states = [node for node in nodes if isinstance(node, AverageState)]

@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 
 class Function(Protocol[P]):
-    """A function whose result is of the type of `x`, with `return_outcome` beside its outcome.
+    """A collective as a type checker sees it: it returns the type of `x`.
 
-    A type checker knows the arguments of a call that does not ask for the outcome.
+    With `return_outcome=True` it returns a tuple of that type and the outcome; the type checker
+    then does not check the other arguments.
     """
 
     @overload
@@ -30,13 +31,14 @@ class Function(Protocol[P]):
 def everywhere(
     kind: type,
 ) -> Callable[[Callable[Concatenate[Comm, Any, P], Any]], Function[P]]:
-    """For a function with the options of `kind` that returns arrays on every rank."""
+    """Decorates a collective that takes the options of `kind`: documents and types its options."""
     typed: Any = documented(kind, "return_outcome")
     return typed  # type: ignore[no-any-return]
 
 
 def asked_of(kind: Kind, options: Mapping[str, Any]) -> tuple[Call, bool]:
-    """The options of a call, and whether it returns its outcome. Raises TypeError for others."""
+    """The parsed options of a call, and its `return_outcome`. Raises TypeError for `async_op` and
+    unknown options."""
     rest = dict(options)
     tells = bool(rest.pop("return_outcome", False))
     if "async_op" in rest:
@@ -48,7 +50,7 @@ def asked_of(kind: Kind, options: Mapping[str, Any]) -> tuple[Call, bool]:
 
 
 def numbers_of(asked: Call, form: int) -> tuple[int, ...]:
-    """As Call.options has them."""
+    """Options parsed by `asked_of` as the numbers in `Call.options`."""
     timed = asked.op, asked.tag, asked.deadline_ns, asked.recovery, asked.plan
     numbers = *timed, *asked.codec.native(), form
     return tuple(int(number) for number in numbers)

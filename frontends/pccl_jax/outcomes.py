@@ -1,6 +1,6 @@
-"""Outcomes out of compiled programs: arrays to branch on inside of jit, and a pccl_py.Outcome.
+"""Outcomes of calls in compiled programs: arrays to branch on inside of jit, and a pccl_py.Outcome.
 
-A handler fills one array of u32 words; their places are in bindings/jax_handlers.h.
+A handler writes the outcome into one array of u32 words, laid out as in bindings/jax_handlers.h.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ WORDS = _RANGES + RANGES_MAX * _RANGE_WORDS
 
 
 class OutcomeArrays(NamedTuple):
-    """The outcome of a call as arrays, a pytree: `return_outcome=True` gives it.
+    """The outcome of a call as a pytree of arrays, which `return_outcome=True` returns.
 
-    `contributors`: the number of ranks that contributed to any range, i32; `attempts`, i32, 1
-    without a loss; `range_count`, i32. `epoch` and `sequence`: u64 with x64 on, else u32, which
-    ends at 2**32 - 1. `digest`: u32 (4,). `begin` and `end`: elements of each range, (16,), of the
-    dtype of `epoch`; `bits`: u32 (16, 16), for each range a bit for each rank, those of the first
-    32 ranks in the first word. If `range_count` is more than 16, the last range spans all that
-    have no place, with a bit for each rank that contributed to any of them. `words`: all of it, for
-    `decode`.
+    `contributors`: i32, number of ranks that contributed to any range. `attempts`: i32, number of
+    attempts of the operation, 1 without a loss. `range_count`: i32, number of ranges. `epoch` and
+    `sequence`: u64 with x64 on, else u32, with 2**32 - 1 for every greater number. `digest`: u32
+    (4,). `begin` and `end`: first element and end of each range, (16,), of the dtype of `epoch`.
+    `bits`: u32 (16, 16), for each range a bit for each rank, the first 32 ranks in the first word.
+    If `range_count` is more than 16, the last range spans all remaining ranges, with a bit for each
+    rank that contributed to any of them. `words`: the whole outcome, for `decode`.
     """
 
     contributors: Any
@@ -49,7 +49,7 @@ class OutcomeArrays(NamedTuple):
 
     @classmethod
     def of(cls, words: Any) -> OutcomeArrays:
-        """The arrays of the words that a handler has filled."""
+        """The outcome's arrays, cut out of the words that a handler has written."""
         ranges = words[_RANGES:].reshape(RANGES_MAX, _RANGE_WORDS)
         return cls(
             contributors=words[_CONTRIBUTORS].astype(np.int32),
@@ -66,7 +66,7 @@ class OutcomeArrays(NamedTuple):
 
 
 def _number(pair: Any) -> Any:
-    """The number that two words are, the low one first."""
+    """The number in two u32 words, the low word first; without x64 at most 2**32 - 1."""
     low, high = pair[..., 0], pair[..., 1]
     if has_64_bits():
         return low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
@@ -74,7 +74,7 @@ def _number(pair: Any) -> Any:
 
 
 def encode(outcome: Outcome, handle: int) -> Any:
-    """The words of an outcome, as a handler fills them."""
+    """The words of an outcome, laid out as a handler writes them."""
     words = np.zeros(WORDS, np.uint32)
     for at, number in (
         (_HANDLE, handle),
@@ -108,20 +108,20 @@ def encode(outcome: Outcome, handle: int) -> Any:
 
 
 def pair(number: int) -> tuple[int, int]:
-    """A number of 64 bits as two words, the low one first."""
+    """A number of 64 bits as two u32 words, the low word first."""
     return number & 0xFFFFFFFF, number >> 32
 
 
 def decode(outcome: OutcomeArrays) -> Outcome:
     """The `pccl_py.Outcome` of a call, outside of jit.
 
-    Its contributors are those of the call. A loss may leave more than 16 ranges, and so may a
-    gather in a larger world. Then the first 15 are exact, and the last one spans the rest: its
-    contributors are those to any of it. Calls of pccl_py and pccl_numpy return every range.
+    A call may have more than 16 ranges, after a loss or as a gather in a larger world. The Outcome
+    then has the first 15 ranges exactly, and one range that spans the others, with every
+    contributor to any of the others. Calls of pccl_py and pccl_numpy return every range.
 
-    Raises InvalidUsage where the members of its epoch are not known any more, or its communicator
-    is gone; InvalidArgument for one that is not of a single call, as those that a scan has stacked:
-    index them first (jax.tree.map(lambda each: each[0], ...)).
+    Raises InvalidUsage if the members of the outcome's epoch are no longer known, or its
+    communicator is gone. Raises InvalidArgument for the outcomes of several calls, such as a scan
+    stacks: index them first (jax.tree.map(lambda each: each[0], ...)).
     """
     words = np.asarray(outcome.words)
     if words.shape != (WORDS,):

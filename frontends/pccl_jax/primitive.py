@@ -1,9 +1,10 @@
-"""Primitives: one of JAX for each kind of call, its shapes, and the custom call that it becomes.
+"""Primitives: a JAX primitive for each kind of call, its shapes, and its lowering to a custom call.
 
     outs = primitive_of(Kind.ALL_REDUCE).bind(handle, *arrays, call=Call(Kind.ALL_REDUCE, ...))
 
-`handle` is the communicator (communicators.py); the results are those of the arrays, and behind
-them an outcome, if the call tells one. Collectives as users call them: collectives.py.
+`handle` is the communicator (communicators.py). `outs` has the results of the arrays, and after
+them the extra arrays that the Call asks for (`Call.split`). The functions that users call are in
+collectives.py.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from pccl_py import InvalidArgument, ReduceOp
 from pccl_py.call import Kind
 
 Shape: TypeAlias = tuple[int, ...]
-# An origin is the handle and the epoch of a call: its derivatives take it for their handle.
+# u32 words of a handle, and of an origin: a call's handle and epoch. A derivative of the call takes
+# the origin as its handle.
 _HANDLE_WORDS, _ORIGIN_WORDS = 2, 4
 
 
@@ -52,7 +54,7 @@ def _abstract(handle: Any, *arrays: Any, call: Call) -> tuple[list[Any], set[Any
 
 
 def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
-    """A call that is not traced."""
+    """Runs an eager call."""
     results, _ = _abstract(jax.typeof(handle), *map(jax.typeof, arrays), call=call)
     return eager.run(call, handle, arrays, results)
 
@@ -60,9 +62,9 @@ def _run(handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
 def _lower(context: Any, handle: Any, *arrays: Any, call: Call) -> Sequence[Any]:
     aliases = {}
     if call.kind in WHOLE:
-        # An operand that lives on goes into memory of the result's own: in the same memory XLA
-        # would copy it first, and the library once more. The next residual must not overlap the
-        # one that is read.
+        # Only a result whose operand's memory is free shares it: for an operand that is still used,
+        # XLA and the library would each copy the operand first. The new residual never shares the
+        # old residual's memory, which the library reads meanwhile.
         kept = arrays[: len(arrays) - call.feeds_back]
         aliases = {1 + number: number for number, each in enumerate(kept) if is_given_away(each)}
     given = context.avals_in[1 : len(context.avals_in) - call.feeds_back]
@@ -78,9 +80,9 @@ def lower(
     words: Any,
     aliases: dict[int, int],
 ) -> Sequence[Any]:
-    """A custom call; XLA's token of the order is its first operand and result.
+    """Lowers a call to a custom call, with the token of `effect` as first operand and first result.
 
-    `aliases`: which results lie where operands lay, without the token.
+    `aliases`: operand number -> number of the result that uses its memory, not counting the token.
     """
     made = lowering_function(
         target,
@@ -97,10 +99,10 @@ def lower(
     )
     token, *outs = made.results
     context.set_tokens_out(context.tokens_in.update_tokens(TokenSet({effect: token})))
-    # XLA of 0.10.2 reads the last instruction of a loop's body as a tuple, also where it is a call
-    # of several results: if the third operand is the third element of the loop's state, this
-    # element passes for unchanged, and the loop's condition for that of its beginning. A barrier is
-    # between (test_a_body_that_is_a_call_alone_is_not_taken_for_one_that_changes_nothing).
+    # XLA of jaxlib 0.10.2 treats the last instruction of a loop's body as a tuple, even if it is a
+    # call of several results: if operand i of the call is element i of the loop's state, XLA takes
+    # this element for unchanged, and the loop's condition for constant. An optimization_barrier
+    # prevents this (test_a_body_that_is_a_call_alone_is_not_taken_for_one_that_changes_nothing).
     return list(optimization_barrier(outs)) if len(outs) > 1 else outs
 
 
@@ -111,9 +113,10 @@ def register(
     effect: Any = ORDERED,
     operands_max: int | None = None,
 ) -> None:
-    """`lowering` for the CPU; elsewhere, and inside of `through_host`, a callback of `function`.
+    """Lowers `primitive` by `lowering` on the CPU; on other platforms, and inside of
+    `through_host`, to a callback of `function`.
 
-    `operands_max`: a callback gets these first operands alone.
+    `operands_max`: a callback gets only this many first operands.
     """
 
     def on_cpu(context: Any, *operands: Any, call: Call) -> Any:
@@ -140,11 +143,11 @@ _primitives: dict[Kind, Any] = {kind: _primitive(kind) for kind in Kind}
 
 
 def primitive_of(kind: Kind) -> Any:
-    """The primitive of JAX that a call of this kind binds."""
+    """The JAX primitive for calls of `kind`."""
     return _primitives[kind]
 
 
 def bind(handle: Any, arrays: Sequence[Any], call: Call) -> list[Any]:
-    """Makes the call now, or adds it to what is being traced."""
+    """Makes the call now, or, in a trace, adds it to the program."""
     outs: list[Any] = primitive_of(call.kind).bind(handle, *arrays, call=call)
     return outs

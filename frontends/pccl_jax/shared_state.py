@@ -1,9 +1,8 @@
 """SharedState over a pytree of JAX's arrays: `sync` returns a new pytree, equal on all members.
 
-JAX's arrays cannot be written to, so a state has memory of its own, as large as the arrays: it is
-what newcomers fetch from. Leaves that nobody had to change are returned as they were given. The
-election, the transfer and the errors are those of pccl_numpy, whose states of the same names are
-equal to these.
+JAX's arrays cannot be written to, so a state has memory of its own, as large as the arrays, from
+which newcomers fetch. `sync` returns a leaf that did not change as it was given. pccl_numpy does
+the election and the transfer, so a JAX member and a NumPy member can share one state.
 """
 
 from __future__ import annotations
@@ -25,22 +24,23 @@ from pccl_py import Group, InvalidArgument, SyncOutcome
 from pccl_py.words import StateRules, Strategy, StrategyName
 
 T = TypeVar("T")
-# The name of a tree that is one array.
+# The name of the leaf in a tree that is a single array.
 _ALONE = "array"
 
 
 class SharedState(Generic[T]):
     """A pytree that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
-    `tree`: arrays, or whatever has a shape and a dtype; all members have the same structure, shapes
-    and dtypes. Leaves are named by their path, {"layer": {"w": ...}} has "layer.w"; members of
-    other frontends share the same arrays under these names. `may_differ`: names of leaves, or of
-    parts of the tree, that stay each member's own; the state of `pccl_jax.optax.average_gradients`
-    always does. `prefetch`: newcomers fetch ahead what the last sync left.
+    `tree`: arrays, or objects with a shape and a dtype; all members pass the same structure, shapes
+    and dtypes. A leaf's name is its path: {"layer": {"w": ...}} has the leaf "layer.w". Members
+    with other frontends share the array by this name. `may_differ`: names of leaves, or of parts of
+    the tree, that `sync` leaves alone on each member, like every state of
+    `pccl_jax.optax.average_gradients`. `prefetch`: newcomers fetch the content of the last sync
+    before they enter.
 
-    Raises InvalidArgument for two leaves of one name or a name in `may_differ` that is none,
-    TypeError for what is no array, InvalidUsage while JAX traces, and the errors of
-    `Group.shared_state`. Any thread may call any method; one sync at a time.
+    Raises InvalidArgument for two leaves of one name or an unknown name in `may_differ`, TypeError
+    for a leaf that is no array, InvalidUsage while JAX traces, and the errors of
+    `Group.shared_state`. Any thread may call any method, but only one `sync` at a time.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SharedState(Generic[T]):
         own = _own(tree, self._names, may_differ)
         pairs = zip(named, self._names, strict=True)
         self._memory = [_memory_for(leaf, key) for (_, leaf), key in pairs]
-        # The arrays of which the memory has a copy, as long as they live.
+        # For each leaf a weak reference to the JAX array whose content `_memory` has.
         self._copied: list[Callable[[], Any]] = []
         self._forget_copies()
         self._is_own = [key in own for key in self._names]
@@ -86,7 +86,7 @@ class SharedState(Generic[T]):
 
     @property
     def revision(self) -> int:
-        """One more than the revision that the last committed sync elected."""
+        """One more than the revision that the last committed `sync` elected."""
         return self._state.revision
 
     @overload
@@ -118,41 +118,44 @@ class SharedState(Generic[T]):
         deadline: float | None = None,
         return_outcome: bool = False,
     ) -> T | tuple[T, SyncOutcome]:
-        """The content that is elected, as a tree like `tree`, which is what this member holds.
+        """Offers this member's `tree` for election, and returns the elected content as a like tree.
 
-        All members must call it equally often, outside of jit. It waits for the programs that make
-        `tree`, and copies the leaves that are new since the last sync. A leaf that has not changed
-        is returned itself; others are new arrays, with its sharding. No leaf of the result is
-        weakly typed, so that programs that take it are the same on all members.
+        All members must call `sync` equally often, outside of jit. `sync` waits for the programs
+        that make `tree`, and copies the leaves that are new since the last sync. A leaf that `sync`
+        does not change is returned itself; for a changed leaf `sync` returns a new array with the
+        sharding of the old leaf. No leaf of the result is weakly typed, so that all members compile
+        the same programs for the result.
 
         Raises InvalidUsage while JAX traces, InvalidArgument for a tree of another structure, shape
-        or dtype than the state's or with an array that was donated, and the errors of
-        `pccl_py.SharedState.sync`. On any error `tree` is as it was: call again.
+        or dtype than the state's or with a donated array, and the errors of
+        `pccl_py.SharedState.sync`. On any error `tree` is unchanged: call `sync` again.
         """
         refuse_traces("sync")
         leaves = self._leaves(tree)
-        with errors():  # of programs that the leaves come of
+        with errors():  # a program that makes a leaf may fail
             self._take(leaves)
         try:
             outcome = self._state.sync(strategy, revision=revision, deadline=deadline)
             if outcome.leaves_moved + outcome.leaves_early > 0:
                 leaves = [self._given_or_new(*each) for each in enumerate(leaves)]
-        except BaseException:  # behind the commit the memory has what the caller has not got
+        except BaseException:  # after a commit, `_memory` may differ from the caller's tree
             self._forget_copies()
             raise
         made: T = jax.tree_util.tree_unflatten(self._treedef, leaves)
         return (made, outcome) if return_outcome else made
 
     def own_leaves(self, tree: T) -> list[Any]:
-        """Copies of the leaves of `tree` that are this member's own, with None for the others."""
+        """Copies of the leaves of `tree` that may differ between members; None for other leaves."""
         leaves = jax.tree_util.tree_leaves(tree)
         return [
             jnp.copy(each) if own else None for each, own in zip(leaves, self._is_own, strict=True)
         ]
 
     def restored(self, tree: T, own: list[Any]) -> T:
-        """`tree`, which the last sync has returned, with new arrays for those that were donated
-        since; `own`: what `own_leaves` made then. Works after `close`."""
+        """`tree`, the result of the last sync, with new arrays for those that were donated since.
+
+        `own`: the result of `own_leaves` after that sync. `restored` also works after `close`.
+        """
         leaves = [
             leaf
             if not leaf.is_deleted()
@@ -163,7 +166,7 @@ class SharedState(Generic[T]):
         return restored
 
     def close(self) -> None:
-        """Lets go of its memory. Idempotent. A sync on another thread is withdrawn."""
+        """Frees the state's memory, and withdraws a `sync` on another thread. Idempotent."""
         self._state.close()
 
     def __enter__(self) -> Self:
@@ -181,7 +184,8 @@ class SharedState(Generic[T]):
         return repr(self._state)
 
     def _leaves(self, tree: T) -> list[Any]:
-        """Arrays without weak types, of the shapes and dtypes of the state."""
+        """The leaves of `tree` without weak types. Raises InvalidArgument if the structure, a shape
+        or a dtype is not the state's."""
         given = Leaves.of(tree)
         if given.treedef != self._treedef:
             raise InvalidArgument(
@@ -203,7 +207,8 @@ class SharedState(Generic[T]):
         self._copied = [_nothing] * len(self._memory)
 
     def _take(self, leaves: list[Any]) -> None:
-        """Copies what is new. A donated or deleted array raises before anything is sent."""
+        """Copies each leaf to `_memory` unless its copy is there. Raises InvalidArgument for a
+        donated or deleted array, before anything is sent."""
         for index, leaf in enumerate(leaves):
             if self._is_own[index]:
                 continue
@@ -213,20 +218,20 @@ class SharedState(Generic[T]):
                     "the program has returned"
                 )
             if self._copied[index]() is not leaf:
-                # Forgotten first: a copy that fails leaves no memory that passes for another's.
+                # Cleared before the copy: if copying fails, the memory has no array's content.
                 self._copied[index] = _nothing
                 self._memory[index][...] = np.asarray(leaf)
                 self._copied[index] = weakref.ref(leaf)
 
     def _given_or_new(self, index: int, leaf: Any) -> Any:
-        """`leaf`, if the memory has the same bytes, else an array of these."""
+        """`leaf` if its memory has the same bytes, else a new array with the memory's bytes."""
         memory = self._memory[index]
         if self._is_own[index] or np.array_equal(_bytes_of(memory), _bytes_of(leaf)):
             return leaf
         return self._made_anew(index, leaf)
 
     def _made_anew(self, index: int, leaf: Any) -> Any:
-        """An array with the bytes of the memory, where `leaf` is or was."""
+        """A new array with the bytes of leaf `index`'s memory, with the sharding of `leaf`."""
         memory = self._memory[index]
         content = empty(memory.shape, memory.dtype)
         content[...] = memory
@@ -258,7 +263,8 @@ def shared_state(
 
 
 class EachOwn:
-    """Base of nodes of a tree that stay each member's own, and that `sync` does not look at."""
+    """Base class of nodes of a tree that may differ between members: `sync` does not change such
+    nodes."""
 
 
 def _nothing() -> None:
@@ -274,7 +280,7 @@ def _name_of(path: Any) -> str:
 
 
 def _own(tree: Any, names: list[str], may_differ: Iterable[str]) -> list[str]:
-    """The names of all leaves that may differ."""
+    """The names of all leaves that may differ: by `may_differ`, or inside of an `EachOwn`."""
     if isinstance(may_differ, str):
         raise TypeError("may_differ must be a collection of names, not one str")
     parts = list(may_differ)
@@ -295,7 +301,7 @@ def _is_of(name: str, part: str) -> bool:
 
 
 def _memory_for(leaf: Any, name: str) -> Any:
-    """Memory of the shape and dtype that `leaf` has as an array of JAX."""
+    """Zeroed memory with the shape and dtype that `leaf` would have as a JAX array."""
     like = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
     try:
         check_dtype(str(like.dtype), None)

@@ -1,8 +1,8 @@
 """steps: `pccl_py.steps` over a pytree of JAX's arrays, which no step can write in place.
 
-Which errors a step survives, and as whom, is decided in pccl_py/elastic.py. Here are the tree that
-a step takes and gives, and the way back where a program has donated it. The state that makes it
-equal on all members is in shared_state.py.
+pccl_py/elastic.py decides which errors a step survives, and whether as a member or a newcomer. This
+file holds the tree of a step, and restores the tree after a failed step whose program donated
+arrays. shared_state.py makes the tree equal on all members.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 class _Held(Generic[T]):
-    """The tree, and the state in the communicator of the moment."""
+    """The tree, and its SharedState in the present communicator."""
 
     def __init__(self, tree: T) -> None:
-        self.tree: T = jax.tree.map(jnp.array, tree)  # no member begins with other types
+        self.tree: T = jax.tree.map(jnp.array, tree)  # makes arrays of numbers, as `sync` does
         self.state: SharedState[T] | None = None
-        # At the beginning of the block: the tree, and copies of what is this member's own.
+        # At the beginning of the `with` block: the tree, and copies of leaves that may differ.
         self._before = self.tree
         self._own: list[Any] = []
 
@@ -52,10 +52,10 @@ class _Held(Generic[T]):
 class Step(elastic.Step, Generic[T]):
     """One turn of `steps`, and the `with` block around work that may have to be repeated.
 
-    As `pccl_py.Step`, and `held` is the tree: equal on all members when the turn begins; what is
-    assigned to it goes into the next one. If the block ends with an error, it is what it was at its
-    beginning, also where a program has donated it. The block waits for its programs, whose errors
-    are those of pccl_py, under a bare `jax.jit` too.
+    Like `pccl_py.Step`, with the tree in `held`. When a turn begins, `held` is equal on all
+    members; the next turn gets the tree assigned to `held`. If the block ends with an error, `held`
+    is reset to its value at the beginning of the block, even if a program has donated its arrays.
+    The block waits for its programs, which raise pccl_py's errors, also under a bare `jax.jit`.
     """
 
     _held: _Held[T]
@@ -63,7 +63,7 @@ class Step(elastic.Step, Generic[T]):
 
     @property
     def held(self) -> T:
-        """The tree. Assign to it what the step has made of it."""
+        """The tree of this step; assign the tree for the next step to it."""
         return self._held.tree
 
     @held.setter
@@ -83,7 +83,7 @@ class Step(elastic.Step, Generic[T]):
     ) -> bool:
         try:
             self._errors.__exit__(kind, error, traceback)
-        except BaseException as made:  # of a program, or JAX's error in the words of pccl_py
+        except BaseException as made:  # a program's error, converted to pccl_py's
             if super().__exit__(type(made), made, made.__traceback__):
                 return True
             raise
@@ -110,13 +110,14 @@ def steps(
             with step as comm:
                 step.held = train(comm, step.held, batch)  # jitted
 
-    `pccl_py.steps`, with a tree of arrays in the place of tensors that are written in place: the
-    arguments are the same, and so is what follows after each error. The tree is copied when this is
-    called, and numbers in it become arrays. Each turn passes the safe point and syncs it, which
-    copies what is new to the host. Parts that stay each member's own (`may_differ`, the losses of a
-    codec in `pccl_jax.optax`) are copied at the beginning of each block, for the way back.
+    Like `pccl_py.steps`, which has the same arguments and survives the same errors, but with a tree
+    of arrays instead of tensors that a step writes in place. `steps` copies the tree when it is
+    called, and makes arrays of numbers in it. Each turn passes the safe point and syncs the tree,
+    which copies new leaves to the host. Leaves that may differ between members (`may_differ`, the
+    residuals of `pccl_jax.optax`) are copied at the beginning of each `with` block, so that an
+    error can restore them.
 
-    Iterate it on one thread, outside of jit. Leaving the loop leaves the run. Raises the errors of
+    Iterate on one thread, outside of jit. Leaving the loop leaves the run. Raises the errors of
     `connect`, `Group.admit` and `SharedState.sync`, InvalidArgument for a bad argument, and
     InvalidUsage while JAX traces.
     """

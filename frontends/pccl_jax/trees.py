@@ -1,6 +1,6 @@
-"""Trees of arrays as calls take them: leaves with names and dtypes, and the `form` of all.
+"""Trees of arrays as operands of a call: leaves with names and dtypes, and the `form` of a tree.
 
-A form is the same number for the same names and kinds of elements, whatever frontend a peer has
+A form is a hash of the names and dtypes of a tree's leaves, equal on peers of every frontend
 (pccl_py/kit/frontend.py, pccl_py/collectives.py).
 """
 
@@ -30,8 +30,8 @@ _NUMBERS = frozenset(
     + [f"float{bits}" for bits in (16, 32, 64)]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
-# Elements of less than a byte: XLA packs several into one inside of compiled programs. They go as
-# NumPy has them, each in the low bits of a byte; the integers that have the same bits.
+# Dtypes of less than a byte, and the integer dtype with the same bits. XLA packs several such
+# elements into a byte; PCCL sends each in the low bits of a byte of its own, as NumPy stores it.
 _NARROW = {
     "int2": "uint2",
     "uint2": "uint2",
@@ -39,23 +39,24 @@ _NARROW = {
     "uint4": "uint4",
     "float4_e2m1fn": "uint4",
 }
-# Forms that calls of this process have had, for errors: as many as there are structures of trees.
+# The names of leaves by the form of a call, for error texts; one entry for each structure of trees.
 _forms: dict[int, Form] = {}
-# The shapes of those that compiled programs have, where these are a part of the form.
+# The shapes of arrays by the form of a compiled call that includes them (`form_with_shapes`).
 _shapes: dict[int, tuple[tuple[int, ...], ...]] = {}
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """The arrays of a call, and the structure that its result has."""
+    """The leaves of a call's tree, and the tree's structure, which the result gets as well."""
 
     arrays: list[Any]
-    names: tuple[str, ...]  # () for a single array
+    names: tuple[str, ...]  # a name for each of `arrays`; () for a tree that is a single array
     treedef: Any
 
     @classmethod
     def of(cls, tree: Any) -> Leaves:
-        """Raises InvalidArgument if there are none, TypeError for what is no array."""
+        """The leaves of `tree`. Raises InvalidArgument if there are none, TypeError for a leaf that
+        is no array."""
         paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
         if not paths:
             raise InvalidArgument("the tree has no arrays: an operation has at least one")
@@ -64,7 +65,8 @@ class Leaves:
         return cls(arrays, () if names == ("",) else names, treedef)
 
     def check(self, op: ReduceOp | None) -> None:
-        """That the dtypes have such a call; `op`: of one that reduces, else None."""
+        """Raises TypeError or InvalidArgument for a dtype that the call does not support. `op`: how
+        the call reduces; None if it only moves data."""
         for array, name in zip(self.arrays, self.names or ("",), strict=True):
             try:
                 check_dtype(array.dtype.name, op)
@@ -72,7 +74,7 @@ class Leaves:
                 raise type(error)(f"leaf {name}: {error}" if name else str(error)) from None
 
     def form(self) -> int:
-        """As the kit has it: a hash of the names, and of kinds that the library does not know."""
+        """The form of the leaves: a hash of their names, and of dtypes unknown to the library."""
         named = Form([], _nothing, self.names)
         number, kinds = named.number, [kind_of(array.dtype.name) for array in self.arrays]
         if any(parse_kind(array.dtype.name) is None for array in self.arrays):
@@ -83,11 +85,11 @@ class Leaves:
         return number
 
     def bytewise(self) -> list[Any]:
-        """The arrays as calls take them: elements of less than a byte have one each."""
+        """The arrays, with each element of less than a byte in a byte of its own."""
         return [bytewise(array) for array in self.arrays]
 
     def rebuild(self, arrays: Any) -> Any:
-        """A tree of the same structure, of arrays that may be bytewise."""
+        """A tree of the same structure and dtypes from `arrays`, which may be `bytewise`."""
         made = [
             as_given(array, given.dtype.name)
             for array, given in zip(arrays, self.arrays, strict=True)
@@ -96,18 +98,18 @@ class Leaves:
 
 
 def bytewise(array: Any) -> Any:
-    """The array, or one of u8 with an element of less than a byte in each byte."""
+    """The array; for elements of less than a byte a u8 array with one element in each byte."""
     name = array.dtype.name
     return _bytes_of(array, name) if name in _NARROW else array
 
 
 def name_of_bytewise(name: str) -> str:
-    """The dtype of `bytewise` of an array of this dtype."""
+    """The dtype name that `bytewise` gives to an array of dtype `name`."""
     return "uint8" if name in _NARROW else name
 
 
 def as_given(array: Any, name: str) -> Any:
-    """The array of this dtype again."""
+    """The array with dtype `name`: undoes `bytewise`."""
     if name not in _NARROW or array.dtype.name == name:
         return array
     bits = array.astype(jnp.dtype(_NARROW[name]))
@@ -128,7 +130,7 @@ def _no_derivative(name: str, _primals: Any, _tangents: Any) -> Any:
 
 
 def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
-    """The form of the arrays numbered `kept`, made of the form of all arrays of a call."""
+    """Derives the form of the arrays numbered `kept` from the form of all `arrays` of a call."""
     if len(kept) == len(arrays):
         return form
     named = _forms.get(form) if form else None
@@ -138,10 +140,10 @@ def form_of_part(form: int, arrays: list[Any], kept: list[int]) -> int:
 
 
 def form_with_shapes(form: int, shapes: Sequence[tuple[int, ...]]) -> int:
-    """The form that the core has for a call of this form with arrays of these shapes."""
+    """Adds the arrays' shapes to the form of a compiled call, as pccl_py does for its calls."""
     listed = tuple(map(tuple, shapes))
-    # The first length is not in the form. Another one that is symbolic, as in programs of
-    # jax.export, serves several shapes.
+    # First lengths are not in the form. If another length is symbolic (jax.export), one program
+    # serves several shapes, so the form leaves out all shapes.
     if not all(isinstance(length, int) for shape in listed for length in shape[1:]):
         return form
     made = form ^ form_of_shapes(listed)
@@ -153,7 +155,7 @@ def form_with_shapes(form: int, shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def reworded(form: int, sentence: str) -> str:
-    """A sentence of the library, which knows leaves by their numbers and shapes by a hash."""
+    """The library's `sentence` with names and shapes of leaves for their numbers and hashes."""
     named, shapes = _forms.get(form), _shapes.get(form)
     if named is not None:
         sentence = named.reworded(sentence)
@@ -161,23 +163,23 @@ def reworded(form: int, sentence: str) -> str:
 
 
 def parse_kind(name: str) -> DType | None:
-    """The library's dtype; None for elements that it only moves, as bytes."""
+    """The library's dtype for dtype `name`; None for elements that the library moves as bytes."""
     return parse_dtype(name) if name in _NUMBERS else None
 
 
 def kind_of(name: str) -> str:
-    """As pccl_py.buffers names it."""
+    """The name of dtype `name` in forms, as in pccl_py.buffers."""
     dtype = parse_kind(name)
     return name if dtype is None else dtype.name.lower()
 
 
 def is_float(array: Any) -> bool:
-    """Whether an array, or an abstract one, has derivatives."""
+    """Whether an array, concrete or abstract, has a dtype with derivatives."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def check_dtype(name: str, op: ReduceOp | None) -> None:
-    """Raises TypeError, or InvalidArgument, for elements that have no such call."""
+    """Raises TypeError for a dtype that calls do not support, InvalidArgument if `op` does not."""
     moves = name == "bool" or name.startswith("float8") or name in _NARROW
     if name.startswith("complex"):
         raise TypeError(

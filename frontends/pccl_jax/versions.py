@@ -1,7 +1,7 @@
-"""The names of JAX that this package needs and that JAX does not call public, all in one place.
+"""All names of JAX that this package needs and that are not public in JAX.
 
-An ordered effect, which keeps collectives in the order of the program, has no public interface.
-Where a name is gone, importing this says which versions of JAX have it.
+JAX has no public interface to ordered effects, which keep collectives in program order. If JAX
+lacks one of these names, importing this file raises ImportError with the supported versions of JAX.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-# As pyproject.toml has it.
+# The versions of JAX that pccl_jax supports, equal to the requirement in pyproject.toml.
 SUPPORTED = "jax>=0.10,<0.11"
-# The functions that JAX 0.10 and 0.12 make of the body of a loop. Under another name XLA copies
-# once in each step.
+# Names that JAX 0.10 and 0.12 give to the function of a loop's body. In a function of another name
+# `is_given_away` finds no free memory, and XLA copies the operand in each step.
 _LOOP_BODIES = ("closed_call", "eval_jaxpr")
 
 try:
@@ -47,7 +47,7 @@ try:
         effects.control_flow_allowed_effects,
         effects.remat_allowed_effects,
         effects.custom_derivatives_allowed_effects,
-        # Without it jax.checkpoint drops the backward of a call whose result a loss does not use.
+        # jax.checkpoint keeps calls with these effects, even if the loss does not use the result.
         effects.partial_eval_kept_effects,
     ]
     ordered_effects: Any = effects.ordered_effects
@@ -81,10 +81,10 @@ except (ImportError, AttributeError, KeyError) as error:
 
 
 def before_programs(function: Callable[[Any], bool]) -> None:
-    """Calls `function` with each ordered effect of a program, before JAX reads its token.
+    """Makes JAX call `function` with each ordered effect of a program, before reading its token.
 
-    If that returns true, and the token lies where the program runs, it is taken as it is: JAX puts
-    it there by a `device_put`, which takes longer than all else that an effect costs.
+    If `function` returns true and the token is on the program's device, JAX uses the token as it
+    is, without `device_put`, the most expensive part of an ordered effect.
     """
 
     def get_token_input(tokens: Any, effect: Any, devices: Any) -> Any:
@@ -97,10 +97,11 @@ def before_programs(function: Callable[[Any], bool]) -> None:
 
 
 def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a compiled program, also while another thread is inside of its first run.
+    """Runs a compiled program, also while another thread is inside of the program's first run.
 
-    With jax_debug_nans or jax_debug_infs, jax.jit would then run it once more, step by step, with
-    its collectives, which the other members do not make again. Here it is the error alone.
+    With jax_debug_nans or jax_debug_infs, jax.jit runs a program whose result has a NaN or infinity
+    again, but the other members would not repeat its collectives. So run_compiled runs the program
+    only once, and raises the error.
     """
     try:
         outs, _, _ = _call_compiled(compiled._params, *args, **kwargs)
@@ -113,19 +114,21 @@ def run_compiled(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def keep_in_loops(is_kept: Callable[[Any], bool]) -> None:
-    """Keeps equations with such an effect in each step of a loop that is differentiated.
+    """In differentiated scans, keeps equations in each step if `is_kept` is true of an effect.
 
-    JAX computes what is the same in all steps once, before the loop, whatever effects it has. Such
-    a loop keeps for each step all that its backward needs.
+    JAX hoists equations that give the same values in all steps before the loop, whatever effects
+    they have. If the body of a scan has a kept effect, JAX hoists nothing out of this scan, and
+    saves for each step what the backward pass needs.
     """
 
-    def hoist(jaxpr: Any, constants: Any, residuals: int, *rest: Any) -> Any:  # 0.12 has more
+    # `rest`: arguments that JAX 0.12 adds.
+    def hoist(jaxpr: Any, constants: Any, residuals: int, *rest: Any) -> Any:
         if any(is_kept(effect) for effect in jaxpr.effects):
             return jaxpr, constants, [False] * residuals, []
         return _hoist(jaxpr, constants, residuals, *rest)
 
-    # The rule of a loop inside of a checkpoint leaves in the steps what depends on references that
-    # are written to: in this copy all are taken for such.
+    # JAX's rule for a scan inside of a checkpoint does not hoist equations that use mutable
+    # references (AbstractRef). This copy of the rule takes every operand for a mutable reference.
     names = {**vars(loops), "state": SimpleNamespace(AbstractRef=object)}
     checkpoint_kept = FunctionType(_checkpoint_scan_code, names)
 
@@ -139,9 +142,9 @@ def keep_in_loops(is_kept: Callable[[Any], bool]) -> None:
 
 
 def is_given_away(value: Any) -> bool:
-    """Whether an operand, while it is lowered, has memory that is free for the result.
+    """Whether the result of a call that is being lowered may use the memory of the operand `value`.
 
-    It has if it is an argument of the program that was donated, or what a loop carries.
+    True for a donated argument of the program, and for a value that a loop carries.
     """
     if not isinstance(value, _ir.BlockArgument):
         return False
@@ -157,10 +160,10 @@ def is_given_away(value: Any) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether this thread traces a function, or transforms one."""
+    """Whether JAX traces or transforms a function on this thread."""
     return not _trace_state_clean()
 
 
 def has_64_bits() -> bool:
-    """Whether arrays have numbers of 64 bits here and now."""
+    """Whether x64 is on: JAX arrays may have elements of 64 bits."""
     return bool(_enable_x64.value)

@@ -1,13 +1,13 @@
-"""DiLoCo and its family: training with rare exchanges, by workers that come, go and fail.
+"""DiLoCo and related methods: training with rare exchanges, by workers that may join and fail.
 
     import pccl_train.torch
 
     with pccl_train.torch.DiLoCo(comm, [model], inner_optimizer, sync_every=50) as diloco:
         ...  # the loop as it was: each inner_optimizer.step() counts
 
-`pccl_train.torch`, `pccl_train.jax` and `pccl_train.numpy` have a `DiLoCo` for their parameters;
-all share the settings (`Method`), the outer optimizers and the bytes. docs/guides/DILOCO.md says
-which method is good for what.
+`pccl_train.torch`, `pccl_train.jax` and `pccl_train.numpy` each have a `DiLoCo` for the parameters
+of their framework, with the same settings (`Method`), outer optimizers and bytes on the network.
+docs/guides/DILOCO.md compares the methods.
 """
 
 from pccl_train.fragments import Tensor

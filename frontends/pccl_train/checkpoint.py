@@ -1,7 +1,7 @@
-"""Checkpoint: nested dicts and lists of arrays and numbers in a file that is whole or not there.
+"""Checkpoint: nested dicts and lists of arrays and numbers in a file that is replaced atomically.
 
-The file is an .npz archive: an array for each array, and `tree` with the rest as JSON. Nothing in
-it is code, as a pickle is.
+The file is an .npz archive: one member for each array, and the member `tree` with everything else
+as JSON. The file has no pickles, so loading it runs no code.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pccl_py.errors import InvalidArgument
 
 
 def write(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object]) -> None:
-    """Makes the file with what `fill` writes. After a crash it has its content from before, or the
-    new one. Raises OSError."""
+    """Replaces the file by the bytes that `fill` writes, and syncs them to the disk. After a crash
+    the file has either the old or the new content. Raises OSError."""
     path = Path(path)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -57,12 +57,12 @@ def save(path: str | os.PathLike[str], state: Any) -> None:
 
     tree = np.frombuffer(json.dumps(plain(state)).encode(), np.uint8)
     arrays["tree"] = tree
-    savez: Any = np.savez  # whose types take names for options
+    savez: Any = np.savez  # untyped: by NumPy's types, `arrays` could be an option of savez
     write(path, lambda file: savez(file, **arrays))
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """The state of a file of `save`. Raises OSError, and InvalidArgument for another file."""
+    """The state in a file of `save`. Raises OSError, or InvalidArgument for any other file."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             tree = json.loads(archive["tree"].tobytes())

@@ -1,7 +1,7 @@
 """Fragments: the parts of a model whose parameters are exchanged together, each in one vector.
 
-A fragment names whole tensors. Every tensor of a model is in exactly one fragment: where a tensor
-did not fit into a bucket, others have left a gap, whose parameters were never exchanged.
+A fragment has whole tensors, and every tensor of a model is in exactly one fragment, so that every
+parameter is exchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -35,20 +35,20 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tensors of a fragment lie in its vector, one behind the other.
+    """The tensors of a fragment in the order in which its vector concatenates them.
 
-    They are in the order of their names, which all peers have, whatever the order of their models.
+    The tensors are sorted by name, so all peers have one order, even if their models differ in it.
     """
 
     tensors: tuple[Tensor, ...]
 
     @property
     def size(self) -> int:
-        """Elements of the vector."""
+        """Number of elements of the fragment's vector."""
         return sum(tensor.size for tensor in self.tensors)
 
     def places(self) -> list[tuple[Tensor, slice]]:
-        """Each tensor that has elements, with its part of the vector."""
+        """Each tensor with elements, and its slice of the fragment's vector."""
         found, begin = [], 0
         for tensor in self.tensors:
             end = begin + tensor.size
@@ -59,7 +59,7 @@ class Layout:
 
 
 def layouts(tensors: Sequence[Tensor], fragments: Iterable[Iterable[str]]) -> list[Layout]:
-    """The layouts of fragments that are given by the names of their tensors.
+    """The layout of each fragment; `fragments` has the names of the tensors of each.
 
     Raises InvalidArgument, with the names, unless each tensor is in exactly one fragment.
     """
@@ -93,9 +93,9 @@ def layouts(tensors: Sequence[Tensor], fragments: Iterable[Iterable[str]]) -> li
 
 
 def split(tensors: Sequence[Tensor], count: int, order: Order = "balanced") -> list[list[str]]:
-    """The names of the tensors of `count` fragments.
+    """Divides the tensors into `count` fragments, and returns the names of each.
 
-    "balanced": runs of tensors in their order, of sizes as equal as whole tensors allow.
+    "balanced": fragments have consecutive tensors, and sizes are as equal as whole tensors allow.
     "strided": fragment p has tensors p, p + count, ..., as Streaming DiLoCo distributes layers.
     Raises InvalidArgument for more fragments than tensors.
     """
@@ -113,8 +113,8 @@ def split(tensors: Sequence[Tensor], count: int, order: Order = "balanced") -> l
     at = 0
     for index, tensor in enumerate(tensors):
         left = len(tensors) - index
-        # The next fragment begins where this one has its share, or where each of the remaining
-        # fragments needs one of the remaining tensors.
+        # Begins the next fragment when this one has its share of the elements, or when there are
+        # only as many tensors left as fragments.
         is_full = taken + tensor.size / 2 > total * (at + 1) / count
         if made[at] and at + 1 < count and (is_full or left <= count - at - 1):
             at += 1
@@ -124,7 +124,7 @@ def split(tensors: Sequence[Tensor], count: int, order: Order = "balanced") -> l
 
 
 def same_model(tensors: Sequence[Tensor], layout: Sequence[Layout]) -> None:
-    """Raises InvalidArgument if the model has other tensors now than when it was laid out."""
+    """Raises InvalidArgument if the model's tensors have changed since `layout` was made."""
     then = {tensor.name: tensor for part in layout for tensor in part.tensors}
     now = {tensor.name: tensor for tensor in tensors}
     if added := [name for name in now if name not in then]:

@@ -1,4 +1,4 @@
-"""DiLoCo and its family for JAX: any pytree of parameters, and any inner optimizer.
+"""DiLoCo and related methods for JAX: any pytree of parameters, and any inner optimizer.
 
     diloco = pccl_train.jax.DiLoCo(sync_every=50, codec="int8", fragment_sync_delay=5)
     params, state = diloco.init(comm, params)       # a sync of all members
@@ -6,8 +6,9 @@
         params, opt_state = inner_step(params, opt_state, next(batches))    # jitted
         params, state = diloco.step(params, state)                          # not jitted
 
-`step` is called outside of `jit`. An exchange goes on while jitted steps run. The state is one
-object that changes; the parameters are new arrays where a result has come, else those of before.
+Call `step` outside of `jit`. Exchanges go on while jitted steps run. `step` changes the state
+object in place; it returns new arrays for parameters that an exchange has changed, and the old
+arrays otherwise.
 
 With `inner` a newcomer takes over the state of a member's inner optimizer:
 
@@ -40,10 +41,10 @@ from pccl_train.rounds import Exchange, Rounds
 
 
 class DiLoCo:
-    """A method for pytrees; the arguments are those of `Method`.
+    """A training method for pytrees of parameters; takes the arguments of `Method` as well.
 
-    `on_exchange` is called with each Exchange; `name` distinguishes trainings that follow each
-    other in one group.
+    `on_exchange`: called with each Exchange. `name`: distinguishes successive trainings in one
+    group.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class DiLoCo:
         self._name = name
 
     def prepare(self, params: Any) -> State:
-        """The state of a worker that begins with these parameters; in no group yet."""
+        """The state of a worker that begins with `params` and is not attached to a group yet."""
         return State(params, self.method, name=self._name, on_exchange=self._on_exchange)
 
     def init(self, comm: Group, params: Any, *, inner: Any = None) -> tuple[Any, State]:
-        """Enters the run: the parameters with which all members begin, and the state.
+        """Enters the run; returns the parameters with which all members begin, and the state.
 
-        `inner`: a pytree of the inner optimizer, which becomes `state.inner`; at a newcomer that of
-        a member. Raises the errors of `Rounds.begin`, and InvalidArgument for a tree without
-        floats.
+        `inner`: the state of the inner optimizer, a pytree, which becomes `state.inner`. On a
+        newcomer `state.inner` has the values of a member instead. Raises the errors of
+        `Rounds.begin`, and InvalidArgument unless `params` has leaves, all of floats.
         """
         state = self.prepare(params)
         state.inner = inner
@@ -77,10 +78,10 @@ class DiLoCo:
     def step(
         self, params: Any, state: State, tokens: float = 1.0, *, inner: Any = None
     ) -> tuple[Any, State]:
-        """To be called after each inner step, with its parameters; see `Rounds.step`.
+        """Call this after each inner step with the step's parameters; see `Rounds.step`.
 
-        `inner`: what `state.inner` becomes before. Raises InvalidArgument for a tree of another
-        structure.
+        `inner`: the state of the inner optimizer, stored in `state.inner` first. Raises
+        InvalidArgument if `params` has another structure than before.
         """
         state.params = params
         if inner is not None:
@@ -92,8 +93,8 @@ class DiLoCo:
 class State(Rounds):
     """The rounds of one worker, and its parameters between two steps.
 
-    `inner` is a pytree that a newcomer takes over from a member, as the state of an optimizer; None
-    where it takes nothing.
+    `inner`: a pytree, such as the state of an optimizer, whose values a newcomer takes over from a
+    member; None: the newcomer takes over nothing.
     """
 
     def __init__(self, params: Any, method: Method, **options: Any) -> None:
@@ -117,7 +118,7 @@ class State(Rounds):
         self._tree.leaves = [jnp.asarray(leaf) for leaf in leaves]
 
     def _own_state(self) -> dict[str, Any]:
-        # As bytes: NumPy's archives do not know bfloat16.
+        # Parameters are saved as bytes, because NumPy's archives do not support bfloat16.
         params = {
             name: np.frombuffer(np.asarray(leaf).tobytes(), np.uint8)
             for name, leaf in zip(self._tree.names, self._tree.leaves, strict=True)
@@ -161,13 +162,13 @@ class State(Rounds):
 
 
 def _name(path: Sequence[Any]) -> str:
-    """As PyTorch names parameters: "layers.0.w"."""
+    """The name of a leaf in PyTorch's style, from its path in the pytree: "layers.0.w"."""
     keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
     return ".".join(map(str, keys)) or "params"
 
 
 class _Tree:
-    """The leaves of a pytree, by the paths to them."""
+    """The Replica of a pytree of parameters; leaves are named by their paths."""
 
     def __init__(self, params: Any) -> None:
         found, structure = jax.tree_util.tree_flatten_with_path(params)
@@ -188,12 +189,12 @@ class _Tree:
 
     def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, Any]:
         found = dict(zip(self.names, self.leaves, strict=True))
-        # On the CPU the memory of an array is read where it is.
+        # np.asarray does not copy an array on the CPU.
         take = np.array if to_write else np.asarray
         return {name: take(found[name]) for name in names}
 
     def write(self, arrays: Mapping[str, Any]) -> None:
-        """New arrays, where the old ones were."""
+        """Replaces leaves by new JAX arrays with the shardings of the old leaves."""
         for index, name in enumerate(self.names):
             if name in arrays:
                 self.leaves[index] = jax.device_put(arrays[name], self.leaves[index].sharding)

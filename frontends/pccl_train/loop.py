@@ -1,4 +1,4 @@
-"""Loop: the turns of a training program, which goes on after each failure that allows it.
+"""Loop: the turns of a training program that survives lost peers and broken connections.
 
     for turn in pccl_train.steps(diloco, 10_000, checkpoint="run.ckpt"):
         loss = model(next(batches))
@@ -6,8 +6,8 @@
         optimizer.step()  # with pccl_train.numpy: diloco.step()
         progress.update(str(turn))
 
-It connects, enters the run, and after a failure connects again, as a newcomer that the others give
-their state to. Nothing is printed here; `str(turn)` is a progress line.
+`steps` connects and enters the run. After a failure it connects again, as a newcomer that receives
+the state of the other members. `steps` prints nothing; `str(turn)` is a progress line.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from pccl_train.rounds import Exchange, Rounds
 
 _log = logging.getLogger("pccl.train")
 
-IDLE_TURNS_MAX = 100  # or a round, if that is longer
+# After this many turns (or a round, if longer) without a counted inner step `steps` raises
+# InvalidUsage.
+IDLE_TURNS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One inner step of `steps`: `step` of `total`, in round `round`, with so many members."""
+    """One inner step of `steps`: number `step` of `total`, in round `round`.
+
+    `world_size`: number of members. `last`: the last exchange that ended; None before the first.
+    """
 
     step: int
     total: int
@@ -58,15 +63,15 @@ def steps(
 ) -> Generator[Turn, None, None]:
     """Takes part in a run until `total` inner steps are done, and finishes it with all members.
 
-    `diloco` must be in no group: `options` are those of `connect`. `total`: a multiple of
-    `sync_every`, as the steps behind the last exchange would be lost, and the same on all workers.
-    `checkpoint`: a file that is read if it is there, and written at the end and after each
-    `checkpoint_every` rounds, when the exchange of the round has had `fragment_sync_delay` steps;
-    each worker has its own. After `Aborted`, `Expelled` and the other errors that a run survives
-    (docs/reference/ERRORS.md) this worker connects again and takes the state of the others; it
-    raises after `patience` seconds without a step. Leaving the loop leaves the run. Raises the
-    errors of `connect`, `Rounds.begin` and `Rounds.step`, InvalidArgument for a bad argument, and
-    InvalidUsage if no inner step is counted.
+    `diloco` must not be attached to a group: `steps` connects with `options`, those of `connect`.
+    `total`: the same on all workers, and a multiple of `sync_every`, because steps after the last
+    exchange would be lost. `checkpoint`: each worker's own file. It is loaded if it exists, and
+    written at the end and after each `checkpoint_every` rounds, `fragment_sync_delay` steps into
+    the next round. After `Aborted`, `Expelled` and the other errors that a run survives
+    (docs/reference/ERRORS.md) this worker connects again and takes over the state of the members;
+    after `patience` seconds without a step it raises the error. Leaving the loop leaves the run.
+    Raises the errors of `connect`, `Rounds.begin` and `Rounds.step`, InvalidArgument for a bad
+    argument, and InvalidUsage if the turns count no inner step.
     """
     if total < 0 or checkpoint_every < 1 or not patience > 0:
         raise InvalidArgument(
@@ -82,7 +87,8 @@ def steps(
     diloco.total = total
     idle_max = max(IDLE_TURNS_MAX, every)
     counted = idle = 0
-    save_from = min(diloco.method.fragment_sync_delay, every - 1)  # the position in a round
+    # First position in a round at which a checkpoint need not wait for the last round's exchange.
+    save_from = min(diloco.method.fragment_sync_delay, every - 1)
     run = _Run(diloco, patience, options)
     if checkpoint is not None and os.path.exists(checkpoint):
         diloco.load(checkpoint)
@@ -117,7 +123,7 @@ def steps(
 
 
 class _Run:
-    """This process in the run, over all the times that it connects."""
+    """Connects this process to the run, and again after each failure that the run survives."""
 
     def __init__(self, diloco: Rounds, patience: float, options: ConnectOptions) -> None:
         self._diloco = diloco
@@ -129,7 +135,7 @@ class _Run:
         diloco.survives = self._survives
 
     def enter(self) -> None:
-        """Connects if this worker is in no group, and begins."""
+        """Unless this worker is in a group: connects, and enters the run (`Rounds.begin`)."""
         while self._comm is None:
             try:
                 self._comm = connect(**self._options)
@@ -140,13 +146,13 @@ class _Run:
                     raise
 
     def stepped(self) -> None:
-        """A turn has ended; patience begins anew if it did not fail."""
+        """Records the end of a turn; unless the turn failed, `patience` counts from now on."""
         if not self._failed:
             self._well_at = time.monotonic()
         self._failed = False
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint, which waits for the exchanges under way."""
+        """Writes a checkpoint, after waiting for the exchanges under way."""
         try:
             self._diloco.save(path)
         except PcclError as error:
@@ -154,14 +160,14 @@ class _Run:
                 raise
 
     def leave(self) -> None:
-        """Leaves the group. Idempotent."""
+        """Detaches from the group and closes its communicator. Idempotent."""
         self._diloco.detach()
         comm, self._comm = self._comm, None
         if comm is not None:
             comm.close()
 
     def _survives(self, error: PcclError) -> bool:
-        """Whether this worker connects again after the error; it has left the group then."""
+        """Whether the run survives `error`; if so, leaves the group, so that `enter` connects."""
         self._failed = True
         impatient = time.monotonic() - self._well_at > self._patience
         if not isinstance(error, SHARED + ALONE) or impatient:

@@ -1,6 +1,6 @@
-"""Method: what a training with rare exchanges is made of; one description for all frontends.
+"""Method: the settings of a training with rare exchanges, the same for all frontends.
 
-DiLoCo (arXiv 2311.08105) is the default. The others are settings of the same parts:
+DiLoCo (arXiv 2311.08105) is the default; other settings give related methods:
 
     Method()                                                          DiLoCo
     Method(fragment_sync_delay=H, sync_every=H)                       one round delayed
@@ -9,8 +9,8 @@ DiLoCo (arXiv 2311.08105) is the default. The others are settings of the same pa
            fragment_update_alpha=0.5, codec="e3m0")                   Streaming DiLoCo, 2501.18512
     Method(sync_every=30, outer=SGD(1.0), sparse=Sparse(kept=64))     SparseLoCo, 2508.15706
 
-MuLoCo (2505.23725) is DiLoCo with Muon as the worker's own optimizer. docs/guides/DILOCO.md says
-which is good for what.
+MuLoCo (2505.23725) is DiLoCo with Muon as the inner optimizer. docs/guides/DILOCO.md compares the
+methods.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ WEIGHTS = ("tokens", "equal")
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The settings of a training; the same on all peers, which a first sync compares.
+    """The settings of a training, the same on all peers: the first sync of a run compares them.
 
-    `sync_every`: inner steps of a round, H. `fragments`: how many parts of the model are exchanged
-    at equal distances within a round, or the names of the tensors of each; `order`: how tensors are
-    distributed ("balanced" or "strided"). `fragment_sync_delay`: inner steps from the beginning of
-    an exchange to the use of its result, up to `sync_every`. `fragment_update_alpha`: the part of
-    its own parameters that a worker keeps then. `outer`: the outer optimizer, or its name.
-    `codec`: of the pseudo-gradients. `error_feedback`: adds what the codec lost to the next
-    exchange. `sparse`: exchanges the greatest elements alone. `eager`: a worker uses its own
-    pseudo-gradient at once, and that of the others a round later. `weights`: a contribution counts
-    by the tokens that were trained since the last exchange, or all count equally. `adaptive_steps`:
-    a slower worker takes fewer inner steps a round (arXiv 2401.09135); an inner step must have
-    ended on its device when it is counted. `clip_to_median`: the norm of a contribution is at most
-    the median of all. `privacy`: clips contributions and adds noise.
+    `sync_every`: inner steps of a round, H. `fragments`: number of parts of the model that are
+    exchanged at equal distances within a round, or the names of the tensors of each part. `order`:
+    how tensors are distributed over fragments ("balanced" or "strided"). `fragment_sync_delay`:
+    inner steps from the beginning of an exchange to the use of its result, at most `sync_every`.
+    `fragment_update_alpha`: weight of a worker's own parameters, 0 to 1, when the result of an
+    exchange is mixed into them. `outer`: the outer optimizer, or its name. `codec`: encoding of
+    pseudo-gradients on the network. `error_feedback`: adds what the codec lost to the next
+    exchange. `sparse`: exchanges only the greatest elements. `eager`: a worker applies its own
+    pseudo-gradient at once, and the other workers' a round later. `weights`: "tokens" weights a
+    contribution by the tokens trained since the last exchange, "equal" weights all equally.
+    `adaptive_steps`: a slower worker takes fewer inner steps a round (arXiv 2401.09135); the
+    program must count an inner step only when it has ended on the device. `clip_to_median`: limits
+    the norm of each contribution to the median norm. `privacy`: clips contributions and adds noise.
 
-    Raises InvalidArgument for settings that do not go together.
+    Raises InvalidArgument for settings that exclude each other.
     """
 
     sync_every: int = 500
@@ -74,7 +75,7 @@ class Method:
         ):
             if not (value is None or isinstance(value, kind)):
                 raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
-        # Also checks the numbers of a round; fragments that are named are checked with the model.
+        # Checks sync_every, fragments and delay; `layout` checks the names of fragments' tensors.
         Schedule(self.sync_every, self._count(), self.fragment_sync_delay)
         if not 0 <= self.fragment_update_alpha <= 1:
             raise InvalidArgument(
@@ -122,22 +123,22 @@ class Method:
 
     @property
     def schedule(self) -> Schedule:
-        """When which fragment is exchanged."""
+        """The positions of a round at which each fragment's exchange begins and ends."""
         return Schedule(self.sync_every, self._count(), self.fragment_sync_delay)
 
     def layout(self, tensors: Sequence[Tensor]) -> list[Layout]:
-        """The fragments of a model with these tensors. Raises InvalidArgument (fragments.py)."""
+        """The fragments of a model with `tensors`. Raises the errors of `layouts` and `split`."""
         if isinstance(self.fragments, int):
             return layouts(tensors, split(tensors, self.fragments, self.order))
         return layouts(tensors, self.fragments)
 
     def told(self) -> list[str]:
-        """Each setting in a few words, by which peers compare them and name those that differ."""
+        """A "name=value" for each setting, by which peers compare settings and name differences."""
         found = []
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name == "fragments":
-                value = self._count()  # their names are compared with the states
+                value = self._count()  # the states of the fragments compare the tensors' names
             if setting.name == "codec":
                 value = parse_codec(value).name
             if not is_dataclass(value):

@@ -1,4 +1,4 @@
-"""DiLoCo and its family for parameters in NumPy arrays, written in place.
+"""DiLoCo and related methods for parameters in NumPy arrays, which are written in place.
 
 diloco = pccl_train.numpy.DiLoCo(comm, {"w": w, "b": b}, sync_every=50)
 diloco.begin()
@@ -26,9 +26,10 @@ from pccl_train.rounds import Exchange, Rounds
 class DiLoCo(Rounds):
     """A worker whose parameters are named, contiguous NumPy arrays of float dtypes.
 
-    `comm`: the group; None: `attach` gives it later. `on_exchange` is called with each Exchange;
-    `name` distinguishes trainings that follow each other in one group. All other arguments are
-    those of `Method`. Raises InvalidArgument and TypeError for arrays that cannot be trained.
+    `comm`: the group of all workers; None: call `attach` with the group later. `on_exchange`:
+    called with each Exchange. `name`: distinguishes successive trainings in one group. All other
+    arguments are those of `Method`. Raises InvalidArgument or TypeError for an array that is not
+    writable, contiguous and of floats.
     """
 
     def __init__(
@@ -81,4 +82,4 @@ class _Arrays:
         return {name: self._parameters[name] for name in names}
 
     def write(self, arrays: Mapping[str, Any]) -> None:
-        """They are the parameters themselves."""
+        """Does nothing: `read` returns the parameters themselves, which the caller has changed."""

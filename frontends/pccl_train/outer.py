@@ -1,9 +1,9 @@
-"""Outer: the parameters that all workers share, and the optimizer that moves them.
+"""Outer: the parameters that all workers share, and the outer optimizer that updates them.
 
-The outer parameters of a fragment and the moments of its optimizer lie in host memory, in f32. The
-kernels of the native library advance them (kernels/outer.zig), so workers of every CPU and of every
-framework hold the same bytes after each step. Sutskever et al. 2013 and Nesterov's momentum are
-meant in PyTorch's form; the default numbers are those of DiLoCo (arXiv 2311.08105).
+The outer parameters of a fragment and the moments of its optimizer are f32 in host memory. The
+native library's kernels update them (kernels/outer.zig), so workers on every CPU and with every
+framework have the same bytes after each step. Nesterov's momentum (Sutskever et al. 2013) has
+PyTorch's form; defaults are those of DiLoCo (arXiv 2311.08105).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Nesterov:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Adam (arXiv 1412.6980) of the averaged pseudo-gradients; FedOpt calls it FedAdam."""
+    """Adam (arXiv 1412.6980) on the averaged pseudo-gradients; called FedAdam in FedOpt."""
 
     learning_rate: float = 0.1
     beta1: float = 0.9
@@ -85,7 +85,7 @@ _BY_NAME: dict[str, type[OuterOptimizer]] = {"sgd": SGD, "nesterov": Nesterov, "
 
 
 def parse_outer(value: OuterOptimizer | str) -> OuterOptimizer:
-    """An outer optimizer from itself, or from its name with the default numbers."""
+    """Returns `value` if it is an outer optimizer, else the one of this name with defaults."""
     if isinstance(value, (SGD, Nesterov, Adam)):
         return value
     if value not in _BY_NAME:
@@ -97,9 +97,9 @@ def parse_outer(value: OuterOptimizer | str) -> OuterOptimizer:
 
 
 class Outer:
-    """The outer parameters of one fragment, the moments of their optimizer, and its step count.
+    """The outer parameters of one fragment, and the moments and step count of the outer optimizer.
 
-    `parameters` and `moments` are vectors of `size` f32, `steps` is an array of one i64.
+    `parameters` and each of the `moments` are vectors of `size` f32; `steps` is one i64, an array.
     """
 
     def __init__(self, size: int, optimizer: OuterOptimizer) -> None:
@@ -109,8 +109,8 @@ class Outer:
         self.steps: NDArray[np.int64] = np.zeros(1, np.int64)
 
     def step(self, gradient: Vector, scales: Sequence[tuple[slice, float]]) -> None:
-        """One step, with the gradient of each part times its scale. Parts that are not listed have
-        no gradient, and stay as they are."""
+        """Takes one optimizer step. `scales` has the slices of `gradient` to apply, each with its
+        factor; parameters outside of these slices do not change."""
         self.steps += 1
         for part, scale in scales:
             moments = [moment[part] for moment in self.moments]
@@ -127,7 +127,7 @@ def advance(
     scale: float,
     step: int,
 ) -> None:
-    """Moves `parameters` and `moments` by one step with `scale` times the gradient."""
+    """Updates `parameters` and `moments` by one step with `scale` times `gradient`."""
     if not parameters.size:
         return
     first, second = [*map(address, moments), 0, 0][:2]
@@ -145,8 +145,8 @@ def advance(
 
 
 def difference(outer: Vector, parameters: Any, out: Vector) -> float:
-    """Sets out to outer - parameters; returns the sum of its squares, which is infinite or NaN if
-    an element is. `parameters` is any contiguous array of a float dtype on the CPU."""
+    """Sets `out` to outer - parameters, and returns the sum of squares of `out`, which is infinite
+    or NaN if an element is. `parameters`: any contiguous array of a float dtype on the CPU."""
     own = buffers.readable(parameters)
     _check_count(own, outer)
     return _pccl.outer_difference(
@@ -155,14 +155,14 @@ def difference(outer: Vector, parameters: Any, out: Vector) -> float:
 
 
 def mix(parameters: Any, outer: Vector, alpha: float) -> None:
-    """Sets parameters to alpha * parameters + (1 - alpha) * outer."""
+    """Sets `parameters` to alpha * parameters + (1 - alpha) * outer, in place."""
     own = buffers.writable(parameters)
     _check_count(own, outer)
     _pccl.outer_mix(own.address, int(own.dtype), address(outer), own.count, alpha)
 
 
 def address(array: NDArray[Any]) -> int:
-    """The address of a contiguous array."""
+    """The address of a contiguous array's memory."""
     return buffers.readable(array).address
 
 

@@ -1,10 +1,10 @@
-"""Privacy: clipped contributions with Gaussian noise, and what an observer may learn from them.
+"""Privacy: clips contributions, adds Gaussian noise, and computes the differential privacy of both.
 
-A worker's whole contribution to an exchange is one Gaussian mechanism (Dwork and Roth 2014): its
-norm is at most `clip`, and the sum of all contributions has noise of `noise` times `clip`. Each
-worker adds its part of the noise itself, so no peer, and no coordinator, has a sum without noise;
-this is DP-FedAvg (arXiv 1710.06963) with distributed noise. It protects the data of a worker as a
-whole. Google's dp_accounting computes the guarantee over many exchanges.
+An exchange is one Gaussian mechanism (Dwork and Roth 2014): a contribution's norm is at most
+`clip`, and the noise in the sum of all contributions has a standard deviation of `noise` times
+`clip`. Each worker adds its share of the noise itself, so no peer and no coordinator sees a sum
+without noise: DP-FedAvg (arXiv 1710.06963) with distributed noise. The guarantee is for all data of
+a worker as a unit. Google's dp_accounting computes the guarantee over many exchanges.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pccl_train.outer import Vector
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """`clip`: the greatest norm of a contribution; `noise`: the noise multiplier, the standard
-    deviation of the noise of a sum over `clip`. Raises InvalidArgument for numbers that cannot be.
-    """
+    """`clip`: the greatest norm of a contribution. `noise`: the noise multiplier: the standard
+    deviation of the noise in a sum, divided by `clip`. Raises InvalidArgument unless `clip` and
+    `noise` are finite and above 0."""
 
     clip: float
     noise: float
@@ -33,11 +33,11 @@ class Privacy:
                 raise InvalidArgument(f"{name} must be a number above 0, not {value}")
 
     def epsilon(self, exchanges: int, delta: float = 1e-5) -> float:
-        """The epsilon of (epsilon, delta) differential privacy after so many exchanges, each of
-        which is counted for each fragment, with a worker added or removed.
+        """The epsilon of (epsilon, delta) differential privacy for adding or removing a worker,
+        after `exchanges` exchanges, counted for each fragment separately.
 
-        It holds for members that are not lost: each one that is lost takes its part of the noise
-        with it. Needs dp-accounting (`pip install 'pccl-py[privacy]'`).
+        The epsilon holds only if no member is lost: a lost member's share of the noise is missing.
+        Needs dp-accounting (`pip install 'pccl-py[privacy]'`).
         """
         try:
             from dp_accounting import GaussianDpEvent
@@ -54,7 +54,8 @@ class Privacy:
     def cover(
         self, gradient: Vector, norm: float, members: int, random: np.random.Generator
     ) -> None:
-        """Clips a contribution, and adds this worker's part of the noise of a sum of `members`."""
+        """Clips `gradient`, whose norm is `norm`, and adds this worker's share of the noise in a
+        sum over `members` contributions."""
         if norm > self.clip:
             gradient *= np.float32(self.clip / norm)
         part = self.noise * self.clip / math.sqrt(members)

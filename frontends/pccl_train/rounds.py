@@ -1,22 +1,22 @@
-"""Rounds: takes one worker through the rounds of a Method, together with the others of a group.
+"""Rounds: takes one worker through the rounds of a Method, together with a group's other members.
 
-After each inner step the frontend calls `step`. At the positions of the schedule a fragment's
-pseudo-gradient is taken, its exchange begins, and later its result moves the outer parameters and
-is mixed into the worker's own. All members make the same calls in the same order, whatever their
-speed; only exchanges under way begin a step earlier or later, each on a tag of its own.
+After each inner step the frontend calls `step`. At a fragment's position in the schedule the worker
+captures the fragment's pseudo-gradient and begins its exchange. Later the result updates the outer
+parameters, which are mixed into the worker's own parameters. All members make the same calls in the
+same order, whatever their speed. Only the contributions of an announced exchange may begin a step
+earlier or later than on other members; so each exchange has a tag of its own.
 
-An exchange is two operations. The announcement (an all_gather of three numbers a member) says
-by how many tokens a contribution counts, what its norm is, and how fast its worker was. The
-contributions follow, each multiplied by its weight over the sum of all weights. The weights travel
-before them, because a codec would round them. If a member is lost between the two operations, each
-range of the sum is divided by the weights that are in it. Nobody restarts, and no round is
-discarded.
+An exchange is two operations. The announcement is an all_gather of three numbers a member: the
+weight (tokens) and the norm of its contribution, and its speed. The second operation adds up the
+contributions, each multiplied by its weight over the sum of all weights. Weights are announced
+separately, because a codec would round them. If a member is lost between the two operations, each
+range of the sum is divided by the weights of its contributors, so the round still counts.
 
 A safe point precedes the beginning of each exchange. A newcomer that enters there receives the
-position, and every fragment that is not under way; it then passes the positions up to the end of
-the exchanges under way without inner steps, with contributions of weight 0, and so has a whole
-model before it trains. A member sends it the buffers that are shared and, if it asks for that, the
-state of its inner optimizer, in messages.
+position, and every fragment without an exchange under way. Until the exchanges under way end, the
+newcomer makes the calls of each position with contributions of weight 0 and without inner steps.
+Then the newcomer has the whole model, and trains. A member sends the newcomer messages with the
+shared buffers and, if the newcomer asks for it, the state of the member's inner optimizer.
 """
 
 from __future__ import annotations
@@ -48,41 +48,44 @@ from pccl_train.outer import Outer, Vector, advance, difference, mix
 
 _log = logging.getLogger("pccl.train")
 
-# The tags of a training: two for each fragment, from here on, and that of its buffers before them.
+# Fragment p exchanges contributions on tag TAG + 2p, and announcements on tag TAG + 2p + 1.
 TAG = 1 << 40
+# The tag of the calls that share buffers.
 BUFFERS_TAG = TAG - 1
-# The gift of a member to a newcomer travels in messages, whose tags are smaller.
+# The tag of the messages in which a member gives a newcomer buffers and inner optimizer.
 GIFT_TAG = 1 << 37
-# Numbers of an announcement, f64: weight, sum of squares, inner steps a second.
+# Columns of an announcement, f64: weight, sum of squares, inner steps a second; and their number.
 _WEIGHT, _SQUARES, _SPEED, _NUMBERS = range(4)
-# A contribution has no weight, or one between these, so that sums and quotients of weights are
-# finite in f32; a step has at most so many tokens.
+# The weight of a contribution is 0 or in this range, so that sums and quotients of weights are
+# finite in f32. TOKENS_MAX: the most tokens of one step.
 WEIGHT_MIN, WEIGHT_MAX, TOKENS_MAX = 1e-9, 1e15, 1e12
-_PART = 1 << 20  # elements that are widened to f64 at a time
+# Elements that `_squares` widens to f64 at a time.
+_PART = 1 << 20
 
 
 class Replica(Protocol):
-    """A worker's own parameters, as a frontend holds them."""
+    """Access to a worker's own parameters, which each frontend implements."""
 
     def tensors(self) -> Sequence[Tensor]:
-        """All of them, in an order that is the same on all peers."""
+        """All parameters, in an order that is the same on all peers."""
         ...
 
     def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, Array]:
-        """Contiguous arrays on the CPU with the values of these tensors; perhaps their memory.
+        """Contiguous arrays on the CPU with the values of the named tensors: copies, or the
+        tensors' own memory.
 
-        `to_write`: they may be changed, and `write` takes them back.
+        `to_write`: the caller will change the arrays, and pass them to `write`.
         """
         ...
 
     def write(self, arrays: Mapping[str, Array]) -> None:
-        """Takes back arrays of `read(to_write=True)`, whose values have changed."""
+        """Stores the changed arrays of a `read(to_write=True)` in the parameters."""
         ...
 
 
 class Buffers(NamedTuple):
-    """Tensors of a worker that no optimizer moves, by their names: of `averaged` all members take
-    the average at the end of each round, of `synced` the bytes of rank 0."""
+    """Buffers: tensors of a model that no optimizer updates. At the end of each round the tensors
+    named in `averaged` are averaged over all members, those in `synced` are copied from rank 0."""
 
     replica: Replica
     averaged: tuple[str, ...]
@@ -91,17 +94,17 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The end of an exchange, for a callback; the same on all members but for the times, the bytes
-    and `norm`.
+    """The report of an ended exchange, for a callback; equal on all members except for `norm`,
+    `waited`, `seconds`, `bytes_sent` and `bytes_received`.
 
-    `round` counts from 0. `members` has the labels of the members that announced a contribution, in
-    rank order, and `weights` what each counts, 0 for nothing. `lost` and `ignored` are ranks: of
-    members that were lost before their contribution was complete, and of members whose
-    pseudo-gradient was not finite, or whose announcement or sparse piece cannot be an honest one.
-    `norm` is that of this worker's pseudo-gradient. `waited`: seconds that this worker stood still
-    for it; `seconds`: that its two operations took. `outcome` is that of the operation with the
-    contributions, which names the contributors of each range. It is None where no contribution had
-    a weight, where all members gave the exchange up, and for a result that a checkpoint kept.
+    `round`: counts from 0. `members`: labels of the members that announced a contribution, in rank
+    order. `weights`: the weight of each member's contribution, 0 if it does not count. `lost`:
+    ranks of members that were lost before their contribution was complete. `ignored`: ranks of
+    members whose pseudo-gradient was not finite, or whose announcement or sparse piece was invalid.
+    `norm`: norm of this worker's pseudo-gradient. `waited`: seconds in which this worker waited for
+    the exchange. `seconds`: duration of its two operations. `outcome`: outcome of the operation on
+    contributions, with the contributors of each range; None if no contribution had a weight, if all
+    members gave the exchange up, or if the result comes from a checkpoint.
     """
 
     round: int
@@ -131,7 +134,13 @@ class Exchange:
 
 @dataclass(eq=False)
 class _Flight:
-    """An exchange of one fragment that is under way."""
+    """An exchange of one fragment that is under way.
+
+    `gradient`: this worker's pseudo-gradient, later the sum of all contributions. `norm`: NaN if
+    the pseudo-gradient is not finite. `own`: this worker's announcement. `table`: a row with the
+    announcement of each rank. `announced`: the operation that gathers `table`; `announcement`: its
+    outcome.
+    """
 
     round: int
     epoch: int
@@ -141,12 +150,14 @@ class _Flight:
     table: NDArray[np.float64]
     announced: Work[Outcome]
     announcement: Outcome | None = None
-    # None until it is announced, and where no contribution has a weight.
+    # The operation on contributions; None before the announcement, and if no weight is above 0.
     work: Work[Outcome] | None = None
-    # Sparse contributions: the pieces of all, and this worker's residual from before.
+    # Sparse contributions: a row for each rank's piece, and this worker's residual before its own.
     pieces: NDArray[np.uint8] | None = None
     residual: Vector | None = None
+    # Seconds in which this worker has waited for the exchange.
     waited: float = 0.0
+    # The outcome of `work`.
     outcome: Outcome | None = None
 
     @property
@@ -166,8 +177,9 @@ class _Flight:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """The result of an exchange, whose time has not come: the parts that have a gradient, each with
-    its scale. `alpha`: what the worker keeps of its own parameters."""
+    """The result of an exchange, not used yet. `scales`: the slices of `gradient` that have
+    contributors, each with the factor to apply. `alpha`: weight of the worker's own parameters when
+    the outer parameters are mixed into them. `told`: the report for the callback."""
 
     gradient: Vector
     scales: list[tuple[slice, float]]
@@ -176,7 +188,7 @@ class _Arrived:
 
 
 class _Captured(NamedTuple):
-    """A pseudo-gradient, the sum of its squares, and by how much it counts."""
+    """A pseudo-gradient, the sum of its squares, and its weight (0: it does not count)."""
 
     gradient: Vector
     squares: float
@@ -185,29 +197,34 @@ class _Captured(NamedTuple):
 
 @dataclass(eq=False)
 class _Fragment:
-    """One part of the model at this worker."""
+    """A fragment of the model, with this worker's state of it."""
 
     number: int
     layout: Layout
     outer: Outer
+    # Vectors of the fragment's size, free for reuse.
     spare: list[Vector] = field(default_factory=list)
-    # Weight of a contribution: tokens, or steps, since the parameters were last received.
+    # Weight of the next contribution: tokens, or steps, since outer parameters were last mixed in.
     tokens: float = 0.0
     state: SharedState | None = None
-    # Error feedback keeps the losses of codecs here, while it is attached to a group.
+    # Keeps what codecs lose, while this worker is attached to a group; None without error feedback.
     losses: ErrorFeedback | None = None
+    # The exchange under way, or its result before it is used.
     flight: _Flight | _Arrived | None = None
+    # The pseudo-gradient between `_capture` and `_announce`.
     captured: _Captured | None = None
-    # A newcomer entered while an exchange was under way: a sync follows it. `is_behind`: this
-    # worker does not take part in that exchange, so the sync gives it the content of the others.
+    # A newcomer has entered during an exchange of this fragment: a sync follows the exchange.
     is_owed: bool = False
+    # This worker is a newcomer without a part in the exchange under way: the sync after it gives
+    # this worker the members' content.
     is_behind: bool = False
-    # Sparse pieces leave a residual. Eager updates need the parameters with which the worker began,
-    # and the momentum of its own contributions.
+    # The values that sparse pieces have not sent, for the next contribution; None without `sparse`.
     residual: Vector | None = None
+    # Eager updates: the parameters with which this worker began the round.
     begin: Vector | None = None
+    # Eager updates: the momentum of this worker's own contributions.
     own_momentum: Vector | None = None
-    # A checkpoint has the losses of codecs, which error feedback goes on with.
+    # The losses of codecs from a checkpoint, until `begin` loads them into `losses`.
     feedback: Vector | None = None
 
     @property
@@ -215,7 +232,7 @@ class _Fragment:
         return [tensor.name for tensor, _ in self.layout.places()]
 
     def give_back_residual(self, flight: _Flight) -> None:
-        """The exchange gave no result, so the residual is what it was before the piece was made."""
+        """After an exchange without a result: restores the residual from before its piece."""
         if flight.residual is not None:
             self.residual, flight.residual = flight.residual, None
 
@@ -224,11 +241,11 @@ class _Fragment:
 
 
 class Rounds:
-    """One worker of a training. Every method is for one thread.
+    """One worker of a training. Call all methods on one thread.
 
-    `replica` has the worker's parameters, `method` the settings. `on_exchange` is called with each
-    Exchange. `name` distinguishes trainings that follow each other in one group. `buffers` are
-    shared at the end of each round.
+    `replica`: the worker's own parameters. `method`: the settings. `on_exchange`: called with each
+    Exchange. `name`: distinguishes successive trainings in one group. `buffers`: shared at the end
+    of each round.
     """
 
     def __init__(
@@ -258,60 +275,60 @@ class Rounds:
         ]
         for fragment in self._fragments:
             self._take_up(fragment)
-        # Round, position, whether its exchanges are still to begin, and for each fragment whether
+        # Round; position; 1 if the exchanges of the position have not begun; for each fragment 1 if
         # an exchange is under way.
         self._clock = np.zeros(3 + len(self._fragments), np.int64)
         self._clock_state: SharedState | None = None
         self._comm: Group | None = None
-        self._members: frozenset[PeerId] = frozenset()  # with which this worker has synced
+        self._members: frozenset[PeerId] = frozenset()  # the members at the last `_welcome`
         self._has_begun = False
-        self._steps = 0  # of the round in progress, at this worker
-        self._steps_of_round = method.sync_every
-        self._share = 0.0  # of all weights, in the last exchange
-        self._random = np.random.default_rng()  # the noise of privacy: of the system's entropy
+        self._steps = 0  # inner steps of this worker in the round in progress
+        self._steps_of_round = method.sync_every  # inner steps that this worker takes a round
+        self._share = 0.0  # this worker's weight over all weights, in the last exchange
+        self._random = np.random.default_rng()  # noise of privacy, seeded by the system's entropy
         self._speed = _Speed()
-        self._speeds = 0.0, 0.0  # this worker's and the fastest one's, as announced last
+        self._speeds = 0.0, 0.0  # last announced: this worker's speed, and the greatest
         self.last_exchange: Exchange | None = None
-        # The inner steps of the whole run, where the program has said how many; all must say so.
+        # Inner steps of the whole run, if known; a sync compares this number between members.
         self.total: int | None = None
-        # Asked about an error of `step`: True, and the step is over. None: errors are raised.
+        # Called with an error of `step`, which raises the error unless this returns True.
         self.survives: Callable[[PcclError], bool] | None = None
 
     # ---- where it is --------------------------------------------------------------------------
 
     @property
     def round(self) -> int:
-        """Rounds that are complete."""
+        """Number of complete rounds."""
         return int(self._clock[0])
 
     @property
     def position(self) -> int:
-        """The position in the round: inner steps of a worker that takes all of them."""
+        """The position in the round, in inner steps of the fastest worker."""
         return int(self._clock[1])
 
     @property
     def progress(self) -> int:
-        """Inner steps since the beginning of the run, of a worker that takes all of them."""
+        """Positions since the beginning of the run, in inner steps of the fastest worker."""
         return self.round * self.method.sync_every + self.position
 
     @property
     def counted(self) -> int:
-        """Inner steps that this worker itself has taken."""
+        """Inner steps that this worker has taken itself."""
         return self._speed.steps
 
     @property
     def world_size(self) -> int:
-        """Members of the group; 0 before it is attached to one that this worker has entered."""
+        """Number of members of the group; 0 unless this worker is attached and has entered."""
         return 0 if self._comm is None or not self._comm.epoch else self._comm.world_size
 
     @property
     def pending(self) -> int:
-        """Newcomers that wait to enter at the next safe point, as far as this worker knows."""
+        """Number of newcomers known to this worker that wait to enter at the next safe point."""
         return 0 if self._comm is None else self._comm.info().pending
 
     @property
     def outer_parameters(self) -> dict[str, Vector]:
-        """Views of the outer parameters by the names of the tensors, f32, of their shapes."""
+        """Views of the outer parameters by tensor name: f32, in the shapes of the tensors."""
         return {
             tensor.name: fragment.outer.parameters[part].reshape(tensor.shape)
             for fragment in self._fragments
@@ -319,7 +336,7 @@ class Rounds:
         }
 
     def digest(self) -> str:
-        """32 hexadecimal digits of the outer parameters, equal on workers that hold equal ones."""
+        """A hash of the outer parameters, 32 hexadecimal digits."""
         found, hasher = self.outer_parameters, hashlib.blake2b(digest_size=16)
         for name in sorted(found):
             hasher.update(found[name].tobytes())
@@ -328,9 +345,10 @@ class Rounds:
     # ---- the group ----------------------------------------------------------------------------
 
     def attach(self, comm: Group) -> None:
-        """Takes part in this group from now on; `begin` enters the run.
+        """Attaches this worker to `comm` instead of its present group; `begin` enters the run.
 
-        After a connection was lost, attach the next one: this worker is a newcomer then.
+        After a lost connection, attach the next communicator: this worker then enters as a
+        newcomer.
         """
         if not hasattr(comm, "shared_state"):
             raise TypeError(f"comm must be a group, as of pccl.connect(), not {comm!r}")
@@ -348,23 +366,23 @@ class Rounds:
         if self._buffers is not None:
             _, averaged, synced = self._buffers
             told += [f"averaged buffers={len(averaged)}", f"synced buffers={len(synced)}"]
-        # A state with other names is a Mismatch, which says the names that differ.
+        # Settings are names in a shared state, so a Mismatch of its sync names those that differ.
         settings = {setting: np.zeros(1, np.uint8) for setting in told}
         self._clock_state = comm.shared_state({"clock": self._clock, **settings}, name=self.name)
 
     def detach(self) -> None:
-        """Lets go of the group, and forgets exchanges under way. The group stays open."""
+        """Detaches from the group and drops exchanges under way. The group stays open."""
         for fragment in self._fragments:
             if fragment.state is not None:
                 fragment.state.close()
             if fragment.losses is not None:
-                fragment.losses.close()  # the next training has the same tags
+                fragment.losses.close()  # frees the tag for the group's next training
             fragment.losses = None
             fragment.state = fragment.captured = None
             fragment.is_owed = fragment.is_behind = False
             if isinstance(fragment.flight, _Flight):
                 fragment.give_back_residual(fragment.flight)
-                fragment.flight = None  # its operation may still write to its memory
+                fragment.flight = None  # `gradient` is not reused: the operation may still write it
         if self._clock_state is not None:
             self._clock_state.close()
         self._clock_state, self._comm, self._has_begun = None, None, False
@@ -372,7 +390,7 @@ class Rounds:
     def begin(self) -> None:
         """Enters the run: syncs with the members, and waits for exchanges under way.
 
-        The first round of a run is a sync, so parameters need not agree at first. Raises the errors
+        Parameters of workers may differ before `begin`, which makes them equal. Raises the errors
         of `Group.admit` and `SharedState.sync`; Mismatch if another member has other settings or
         another model.
         """
@@ -384,7 +402,7 @@ class Rounds:
         self._give_back_losses()
         is_new = self._welcome(is_inside=False)
         if not self._clock[2]:
-            self._share_buffers()  # of members that begin together
+            self._share_buffers()  # the members begin the run together
         position = self.position
         if self._clock[2]:
             self._exchange_at(position)
@@ -397,12 +415,12 @@ class Rounds:
         self._speed.stop()
 
     def step(self, tokens: float = 1.0) -> None:
-        """To be called after each inner step: does what the schedule has at this position.
+        """Call this after each inner step: begins and ends the exchanges due at this position.
 
-        `tokens`: what the step was trained with; the weight of a contribution is their sum. Raises
-        the errors of `Group.all_reduce`, `Group.admit` and `SharedState.sync`; after one of them
-        this worker has left the run, and enters it again with `attach`. An exchange that was due
-        here is due again after the next step.
+        `tokens`: number of tokens that the inner step has trained; their sum is the weight of the
+        next contribution. Raises the errors of `Group.all_reduce`, `Group.admit` and
+        `SharedState.sync`. After such an error this worker has left the run; `attach` and `begin`
+        enter it again, and the next step repeats the exchange that failed.
         """
         tokens = float(tokens)
         if not (tokens == 0 or WEIGHT_MIN <= tokens <= TOKENS_MAX):
@@ -430,7 +448,7 @@ class Rounds:
         self._speed.stop()
 
     def __enter__(self) -> Self:
-        """Begins, if it is attached to a group."""
+        """Enters the run (`begin`) if this worker is attached to a group."""
         if self._comm is not None:
             self.begin()
         return self
@@ -441,11 +459,11 @@ class Rounds:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leaves the parameters and the group as they are."""
+        """Does nothing: parameters and group stay as they are."""
 
     def finish(self) -> None:
-        """Ends the training, at the same step on all members: takes the results of all exchanges
-        under way, and sets the worker's parameters to the outer ones."""
+        """Ends the training; all members must call it after the same step. Waits for all exchanges
+        under way, and sets this worker's parameters to the outer parameters."""
         for fragment in self._fragments:
             self._land(fragment)
             self._receive(fragment)
@@ -469,7 +487,8 @@ class Rounds:
             self._exchange_at(position)
 
     def _exchange_at(self, position: int) -> None:
-        """Begins the exchanges of a position, behind its safe point; newcomers begin here."""
+        """Begins the exchanges of a position after its safe point. A newcomer that enters at the
+        safe point calls this first."""
         starting = [self._fragments[p] for p in self._schedule.starting(position)]
         for fragment in starting:
             self._announce(fragment)
@@ -489,7 +508,7 @@ class Rounds:
             self._steps_of_round = self._schedule.steps(*self._speeds)
 
     def _safe_point(self) -> None:
-        # Members may enter another epoch here, and all begin an exchange in one.
+        # The safe point may begin another epoch, so contributions announced in this epoch go first.
         self._launch_announced(wait=True)
         comm = self._open()
         if strangers := [peer for peer in comm.members if peer not in self._members]:
@@ -504,10 +523,12 @@ class Rounds:
             self._welcome(is_inside=True)
 
     def _welcome(self, *, is_inside: bool) -> bool:
-        """Members and newcomers sync; a fragment under way later, when its exchange has ended.
+        """Syncs members and newcomers. A fragment with an exchange under way is synced when the
+        exchange has ended.
 
-        Returns whether this worker has received the clock. Its own content has the revision that
-        its own clock says.
+        `is_inside`: whether the exchanges of a position begin after this sync. The revision of this
+        worker's content is its `progress`. Returns whether this worker is a newcomer, so that it
+        has received the clock.
         """
         self._members = frozenset(self._open().members)
         revision = self.progress
@@ -518,7 +539,7 @@ class Rounds:
         is_new = self._open().peer_id not in synced.holders
         for fragment, is_under_way in zip(self._fragments, self._clock[3:], strict=True):
             if is_new:
-                fragment.flight = None  # the result that a checkpoint kept is of another position
+                fragment.flight = None  # drops a checkpoint's result, made at another position
             if is_under_way:
                 fragment.is_owed = True
                 fragment.is_behind = fragment.is_behind or is_new
@@ -529,7 +550,7 @@ class Rounds:
         return is_new
 
     def _hand_over(self, holders: Sequence[PeerId]) -> None:
-        """Each newcomer takes buffers and inner optimizer from a member, in turn."""
+        """Each newcomer receives buffers and inner optimizer from one of the `holders`, in turn."""
         comm = self._open()
         newcomers = [peer for peer in comm.members if peer not in holders]
         for number, newcomer in enumerate(newcomers):
@@ -553,7 +574,7 @@ class Rounds:
         comm.send(np.array([self._inherits], np.uint8), giver, tag=GIFT_TAG)
         size = np.zeros(1, np.uint64)
         comm.recv(size, giver, tag=GIFT_TAG)
-        # Moments take a few times the bytes of the outer parameters, 4 each; buffers are small.
+        # Allows 16 times the bytes of the outer parameters for moments, and 1 GiB for buffers.
         limit = (1 << 30) + sum(16 * 4 * layout.size for layout in self._layouts)
         if size[0] > limit:
             raise InvalidUsage(
@@ -574,7 +595,7 @@ class Rounds:
     def _give_to(self, comm: Group, newcomer: PeerId) -> None:
         inherits = np.zeros(1, np.uint8)
         comm.recv(inherits, newcomer, tag=GIFT_TAG)
-        # The moments of an optimizer are private, too.
+        # With `privacy` no optimizer is given: its moments depend on the worker's data.
         is_given = bool(inherits[0]) and self.method.privacy is None
         gift = np.frombuffer(self._gift(with_optimizer=is_given), np.uint8)
         comm.send(np.array([gift.size], np.uint64), newcomer, tag=GIFT_TAG)
@@ -612,7 +633,7 @@ class Rounds:
     # ---- one fragment -------------------------------------------------------------------------
 
     def _capture(self, fragment: _Fragment) -> None:
-        """Takes the pseudo-gradient."""
+        """Sets `fragment.captured`: pseudo-gradient plus decayed residual, and its weight."""
         gradient = fragment.take()
         begin = fragment.outer.parameters if fragment.begin is None else fragment.begin
         arrays = self._replica.read(fragment.names)
@@ -623,7 +644,7 @@ class Rounds:
             assert self.method.sparse is not None
             gradient += np.float32(self.method.sparse.decay) * fragment.residual
             squares = _squares(gradient)
-        # The weight is taken with it: what follows may begin to count anew.
+        # Reads `tokens` now, because a result that lands before the announcement resets them.
         weight = fragment.tokens if self._has_begun and np.isfinite(squares) else 0.0
         if self.method.weights == "equal":
             weight = float(weight > 0)
@@ -631,7 +652,7 @@ class Rounds:
 
     def _announce(self, fragment: _Fragment) -> None:
         comm = self._open()
-        # A newcomer that has entered at this position has none.
+        # A newcomer that entered at this position has captured nothing: it contributes weight 0.
         gradient, squares, weight = fragment.captured or _Captured(fragment.take(), 0.0, 0.0)
         fragment.captured = None
         is_good = bool(np.isfinite(squares))
@@ -641,7 +662,7 @@ class Rounds:
                 self.name,
                 fragment.number,
             )
-        # A norm is private, and nobody needs it then.
+        # With `privacy` the norm stays secret; clip_to_median, which needs norms, is excluded.
         told = squares if self.method.privacy is None or not is_good else 0.0
         own = np.array([weight, told, self._speed.own])
         table = np.zeros((comm.world_size, _NUMBERS))
@@ -671,7 +692,7 @@ class Rounds:
                 self._launch(fragment, flight)
 
     def _launch(self, fragment: _Fragment, flight: _Flight) -> None:
-        """Begins the exchange of contributions, whose weights are known."""
+        """Waits for the announcement, and begins the operation on contributions."""
         with _Waiting(flight):
             try:
                 flight.announcement = flight.announced.wait()
@@ -712,7 +733,7 @@ class Rounds:
                 fragment.residual[:] = gradient
                 sparse.add(fragment.residual, piece, -1.0)
             flight.pieces = np.zeros((comm.world_size, piece.size), np.uint8)
-            # With "resume" a part of a lost member's piece would come, which cannot be decoded.
+            # "resume" could deliver a part of a lost member's piece, which cannot be decoded.
             how: Any = {"tag": self._tag_of(fragment), "recovery": "restart", "async_op": True}
             flight.work = comm.all_gather(piece, flight.pieces, **how)
             return
@@ -742,7 +763,8 @@ class Rounds:
         return median / own if own > median > 0 else 1.0
 
     def _land(self, fragment: _Fragment) -> None:
-        """Takes the result of an exchange: the outer step, and the worker's own parameters."""
+        """Waits for an exchange's result, applies it to the outer parameters, and mixes these into
+        the worker's own. Then syncs the fragment if a newcomer entered during the exchange."""
         flight = fragment.flight
         if flight is not None:
             arrived = self._arrive(fragment, flight) if isinstance(flight, _Flight) else flight
@@ -760,16 +782,17 @@ class Rounds:
             self._sync(fragment, 0 if fragment.is_behind else self.progress)
 
     def _arrive(self, fragment: _Fragment, flight: _Flight) -> _Arrived:
-        """Waits for the result."""
+        """Waits for the result of an exchange."""
         scales = self._contributions(fragment, flight)
-        # Nothing of parameters that are not finite is kept, and all where no result has come.
+        # Keeps nothing of own parameters that are not finite; else keeps all if nothing arrived.
         alpha = self.method.fragment_update_alpha if flight.is_good else 0.0
         if not scales and flight.is_good:
             alpha = 1.0
         return _Arrived(flight.gradient, scales, alpha, self._told(fragment, flight))
 
     def _contributions(self, fragment: _Fragment, flight: _Flight) -> list[tuple[slice, float]]:
-        """Waits for the contributions: the parts that have some, each with its scale."""
+        """Waits for the contributions; returns the slices of the sum that have contributors, each
+        with the factor that makes it a weighted average."""
         if flight.announcement is None:
             self._launch(fragment, flight)
         if flight.work is None:
@@ -790,8 +813,9 @@ class Rounds:
         return scales
 
     def _wait(self, fragment: _Fragment, flight: _Flight) -> Outcome | None:
-        """The outcome; None if all members had to give the exchange up. The inputs are intact then,
-        so it is repeated once, among those that have begun it."""
+        """Waits for the operation on contributions, and returns its outcome. After an abort, whose
+        inputs are intact, repeats the operation once, among the members of the same epoch. None if
+        all members gave the exchange up: in another epoch, or with sparse pieces."""
         assert flight.work is not None
         try:
             return flight.work.wait()
@@ -805,8 +829,8 @@ class Rounds:
             return flight.work.wait()
 
     def _add_pieces(self, flight: _Flight) -> list[tuple[slice, float]]:
-        """The average of the pieces that have come here, in the order of the ranks. An element is
-        that of the workers that sent it."""
+        """Averages the sparse pieces that arrived, in rank order, into `flight.gradient`. Each
+        element is averaged over only the workers that sent it."""
         assert self.method.sparse is not None
         assert flight.pieces is not None and flight.outcome is not None
         size = flight.pieces.shape[1]
@@ -819,7 +843,7 @@ class Rounds:
             share = float(flight.table[rank, _WEIGHT]) / total
             try:
                 self.method.sparse.add(flight.gradient, flight.pieces[rank], share, weights)
-            except InvalidArgument as refusal:  # on all members, which have the same bytes
+            except InvalidArgument as refusal:  # all members have the same bytes, so all ignore it
                 _log.warning("%s: rank %d is ignored: %s", self.name, rank, refusal)
                 flight.table[rank] = 0.0, np.nan, 0.0
             else:
@@ -828,7 +852,7 @@ class Rounds:
         return [(slice(0, flight.gradient.size), 1.0)] if added else []
 
     def _receive(self, fragment: _Fragment, alpha: float = 0.0) -> None:
-        """Mixes the outer parameters into the worker's own."""
+        """Mixes the outer parameters into the worker's own, which keep the weight `alpha`."""
         if alpha == 1:
             return
         self._mix(fragment, fragment.outer.parameters, alpha)
@@ -841,8 +865,9 @@ class Rounds:
         self._replica.write(arrays)
 
     def _go_ahead(self, fragment: _Fragment) -> None:
-        """Eager updates: the outer parameters, moved by this worker's own contribution. Its
-        momentum makes up for what comes a round later, so a worker that is alone does DiLoCo."""
+        """Eager updates: sets the worker's own parameters to the outer parameters plus a step of
+        the outer optimizer with this worker's contribution alone. All contributions update the
+        outer parameters a round later. With a single worker, the result is that of DiLoCo."""
         assert fragment.begin is not None and fragment.captured is not None
         gradient, squares, _ = fragment.captured
         share = self._share or 1 / self._open().world_size
@@ -856,10 +881,9 @@ class Rounds:
     # ---- a checkpoint -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state from which this worker can go on, with its own parameters.
+        """The state of this worker for a checkpoint, with its own parameters; arrays are copies.
 
-        Arrays are copies. Waits for the exchanges under way, whose results are in it. Call it
-        between two steps.
+        Waits for the exchanges under way, and includes their results. Call this between two steps.
         """
         fragments = []
         for fragment in self._fragments:
@@ -890,10 +914,10 @@ class Rounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state_dict`; before `begin`.
+        """Restores the state of a `state_dict`; call it before `begin`.
 
-        Among peers that start together the one that is furthest gives its outer parameters to all.
-        Raises InvalidArgument, and changes nothing, for the state of other settings or another
+        If peers begin together, all get the outer parameters of the peer with the most `progress`.
+        Raises InvalidArgument, and changes nothing, if the state has other settings or another
         model.
         """
         if self._has_begun:
@@ -926,24 +950,26 @@ class Rounds:
         self._load_own_state(state["own"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `state_dict` to a file, which is whole or as before. Raises OSError."""
+        """Writes `state_dict` to a file, replacing it atomically. Raises OSError."""
         checkpoint.save(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from a file of `save`. Raises OSError, and InvalidArgument for another file."""
+        """Restores the state from a file of `save`. Raises OSError, and InvalidArgument for a file
+        that `save` has not written."""
         self.load_state_dict(checkpoint.load(path))
 
     # ---- its parts ----------------------------------------------------------------------------
 
     def _saved_tensors(self) -> list[list[str]]:
-        """The tensors of each fragment, with their shapes; a checkpoint fits if it has the same."""
+        """Names and shapes of each fragment's tensors, which a checkpoint must match."""
         return [
             [f"{tensor.name} {list(tensor.shape)}" for tensor, _ in fragment.layout.places()]
             for fragment in self._fragments
         ]
 
     def _take_up(self, fragment: _Fragment) -> None:
-        """The outer parameters begin as the worker's."""
+        """Sets the outer parameters to the worker's own, and allocates the vectors that the method
+        needs."""
         arrays = self._replica.read(fragment.names)
         zeros = np.zeros(fragment.layout.size, np.float32)
         for tensor, part in fragment.layout.places():
@@ -957,24 +983,25 @@ class Rounds:
                 fragment.own_momentum = zeros
 
     def _own_state(self) -> dict[str, Any]:
-        """The worker's own parameters, as a frontend saves them."""
+        """The worker's own state, which the frontend saves in a checkpoint: parameters and more."""
         raise NotImplementedError
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Takes back what `_own_state` gave."""
+        """Restores the result of an `_own_state`."""
         raise NotImplementedError
 
     @property
     def _inherits(self) -> bool:
-        """Whether this worker, as a newcomer, asks for the inner optimizer of a member."""
+        """Whether this worker, as a newcomer, asks a member for its inner optimizer's state."""
         return False
 
     def _gift(self, *, with_optimizer: bool) -> bytes:
-        """The shared buffers and the inner optimizer, as a frontend writes them; perhaps empty."""
+        """The shared buffers and the state of the inner optimizer, serialized by the frontend; may
+        be empty."""
         return b""
 
     def _take_gift(self, gift: bytes) -> None:
-        """Takes over the content of a member's `_gift`."""
+        """Restores buffers and inner optimizer from a member's `_gift`."""
 
     def _give_back_losses(self) -> None:
         for fragment in self._fragments:
@@ -995,8 +1022,8 @@ class Rounds:
         assert flight.announcement is not None
         roster, table, outcome = flight.announcement.roster, flight.table, flight.outcome
         weights = tuple(float(weight) for weight in table[:, _WEIGHT])
-        # A sum has a contribution in every range; a sparse piece has ranges of its own, and comes
-        # whole or not at all.
+        # A dense contribution must be in all ranges of the sum. A sparse piece has ranges of its
+        # own, and arrives completely or not at all.
         is_whole = all if flight.pieces is None else any
         return Exchange(
             round=flight.round,
@@ -1052,7 +1079,7 @@ def _restored(saved: Mapping[str, Any] | None) -> _Arrived | None:
 
 
 def _make_sane(table: NDArray[np.float64]) -> None:
-    """Announcements that no honest member makes count nothing, on all members alike."""
+    """Sets the weight of an invalid announcement to 0, the same way on all members."""
     weights = table[:, _WEIGHT]
     is_bad = ~np.isfinite(table).all(axis=1) | (table < 0).any(axis=1)
     is_bad |= (weights > 0) & ((weights < WEIGHT_MIN) | (weights > WEIGHT_MAX))
@@ -1060,7 +1087,7 @@ def _make_sane(table: NDArray[np.float64]) -> None:
 
 
 def _squares(gradient: Vector) -> float:
-    """The sum of the squares, in f64."""
+    """The sum of the squares of `gradient`, added up in f64."""
     return sum(
         float(np.square(gradient[at : at + _PART], dtype=np.float64).sum())
         for at in range(0, gradient.size, _PART)
@@ -1068,7 +1095,7 @@ def _squares(gradient: Vector) -> float:
 
 
 class _Waiting:
-    """Adds the time of its block to a flight."""
+    """Adds the time that its `with` block takes to `flight.waited`."""
 
     def __init__(self, flight: _Flight) -> None:
         self._flight = flight
@@ -1081,7 +1108,7 @@ class _Waiting:
 
 
 class _Speed:
-    """Inner steps a second, without the time in which this module works or waits."""
+    """Measures inner steps a second, not counting time spent in this module."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -1090,14 +1117,14 @@ class _Speed:
 
     @property
     def own(self) -> float:
-        """0 before the first step."""
+        """Inner steps a second of this worker; 0 before the first step."""
         return self.steps / self._seconds if self._seconds > 0 else 0.0
 
     def step(self) -> None:
-        """A step has ended."""
+        """Records that an inner step has ended."""
         self.steps += 1
         self._seconds += time.monotonic() - self._since
 
     def stop(self) -> None:
-        """The next step begins now."""
+        """Records that the next inner step begins now."""
         self._since = time.monotonic()

@@ -1,10 +1,10 @@
 """Schedule: at which inner step of a round each fragment's exchange begins and ends.
 
-A round has `sync_every` positions; position s comes after inner step s. A fragment whose exchange
-begins at position s takes its result `delay` positions later, perhaps in the next round. With one
-fragment and no delay this is DiLoCo (arXiv 2311.08105); with a delay of a whole round the delayed
-form and eager updates (arXiv 2502.12996); with several fragments Streaming DiLoCo
-(arXiv 2501.18512). It knows numbers alone: rounds.py does what it says.
+A round has `sync_every` positions; position s comes after inner step s. If a fragment's exchange
+begins at position s, its result is used `delay` positions later, perhaps in the next round. One
+fragment and no delay give DiLoCo (arXiv 2311.08105); a delay of a whole round gives delayed and
+eager updates (arXiv 2502.12996); several fragments give Streaming DiLoCo (arXiv 2501.18512).
+rounds.py makes the exchanges.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pccl_py.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The exchanges of a round begin at equal distances, the last at its end.
+    """The schedule of a round: exchanges begin at equal distances, the last at the round's end.
 
-    Raises InvalidArgument for numbers that cannot be.
+    `sync_every`: inner steps of a round. `fragments`: number of fragments. `delay`: positions from
+    the beginning of an exchange to the use of its result. Raises InvalidArgument unless there is an
+    inner step for each fragment, and `delay` is at most a round.
     """
 
     sync_every: int
@@ -54,29 +56,29 @@ class Schedule:
         return [self.sync_every * (p + 1) // self.fragments for p in range(self.fragments)]
 
     def starting(self, position: int) -> list[int]:
-        """The fragments whose exchange begins at this position."""
+        """The fragments whose exchange begins at `position`."""
         return [p for p, start in enumerate(self.starts) if start == position]
 
     def ending(self, position: int) -> list[int]:
-        """The fragments that take the result of an exchange here that began at another position,
-        or, with a delay of a whole round, at this one, a round ago."""
+        """The fragments that use the result of an earlier exchange at `position`; none if `delay`
+        is 0. With a delay of a whole round, the exchange began at `position` a round ago."""
         if self.delay == 0:
             return []
         ends = ((start + self.delay - 1) % self.sync_every + 1 for start in self.starts)
         return [p for p, end in enumerate(ends) if end == position]
 
     def position(self, steps: int, of: int) -> int:
-        """The position after `steps` inner steps of a worker that takes `of` of them a round.
+        """The position after `steps` inner steps of a worker that takes `of` inner steps a round.
 
-        A slower worker takes fewer steps and passes all positions (dynamic local updates,
-        arXiv 2401.09135): with the last step it is at the last one.
+        A slower worker takes fewer steps, but passes all positions (dynamic local updates,
+        arXiv 2401.09135): its last step of a round ends at the last position.
         """
         return min(steps, of) * self.sync_every // of
 
     def steps(self, speed: float, fastest: float) -> int:
-        """The inner steps of a round for a worker of this speed: at least one, and all of them for
-        the fastest, or where no speed is known."""
+        """The inner steps of a round for a worker of this `speed`: `sync_every` for the fastest
+        worker or if a speed is unknown (0), proportionally fewer for others, but at least one."""
         if not (speed > 0 and fastest > 0):
             return self.sync_every
-        # In this order, as a number over itself is 1, and the fastest takes all steps.
+        # Divides first, so that the fastest worker's quotient is exactly 1 and it takes all steps.
         return min(self.sync_every, max(1, int(self.sync_every * (speed / fastest))))

@@ -1,9 +1,9 @@
 """Sparse: SparseLoCo's exchange (arXiv 2508.15706), the greatest elements of each chunk.
 
-A worker keeps what it has not sent in a residual, which takes the place of an outer momentum. An
-element of the average is that of the workers that sent it, as in the program that the authors train
-with (tplr-ai/templar, compress/topk.py); the paper writes a sum over all workers. The native
-library makes and adds the pieces (kernels/sparse.zig).
+A worker adds the elements that it has not sent to a residual, which replaces an outer momentum.
+Each element is averaged over only the workers that sent it, as in the program of SparseLoCo's
+authors (tplr-ai/templar, compress/topk.py); the paper has a sum over all workers. The native
+library encodes and adds up the pieces (kernels/sparse.zig).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CHUNK_MAX = 4096
 @dataclass(frozen=True, slots=True)
 class Sparse:
     """Sends the `kept` greatest of each `chunk` elements, as codes of 2 bits or, with
-    `quantized=False`, as f32. `decay`: the residual's, before a pseudo-gradient is added to it.
-
-    Raises InvalidArgument for numbers that cannot be.
+    `quantized=False`, as f32. `decay`: factor of the residual before the next pseudo-gradient is
+    added to it. Raises InvalidArgument unless `chunk` is 1 to CHUNK_MAX, `kept` is 1 to `chunk`,
+    and `decay` is 0 to 1.
     """
 
     kept: int = 64
@@ -42,11 +42,11 @@ class Sparse:
             raise InvalidArgument(f"decay must lie between 0 and 1, not {self.decay}")
 
     def bytes(self, count: int) -> int:
-        """Bytes of a piece of `count` elements."""
+        """Bytes of an encoded piece that stands for `count` elements."""
         return _pccl.sparse_bytes(*self._options(), count)
 
     def encode(self, values: Vector, piece: NDArray[np.uint8]) -> None:
-        """Sets piece to what is sent of the values."""
+        """Encodes the greatest elements of `values` into `piece`."""
         self._check(values, piece)
         if values.size:
             _pccl.sparse_encode(address(values), values.size, *self._options(), address(piece))
@@ -54,9 +54,10 @@ class Sparse:
     def add(
         self, into: Vector, piece: NDArray[np.uint8], scale: float, weights: Vector | None = None
     ) -> None:
-        """into += scale * piece, and weights += scale where the piece has an element.
+        """Adds `scale` times the elements of `piece` to `into`, and `scale` to `weights` wherever
+        `piece` has an element.
 
-        Raises InvalidArgument, and adds nothing, for a forged piece.
+        Raises InvalidArgument, and adds nothing, if `encode` cannot have made `piece`.
         """
         self._check(into, piece)
         if into.size:

@@ -1,15 +1,15 @@
-"""DiLoCo and its family for PyTorch modules, with torchft's names of arguments.
+"""DiLoCo and related methods for PyTorch modules, with torchft's argument names.
 
     comm = pccl.connect()
     with pccl_train.torch.DiLoCo(comm, [model], inner_optimizer, sync_every=50) as diloco:
         for batch in batches:
             model(batch).backward()
-            inner_optimizer.step()      # counts as an inner step; what is due happens behind it
+            inner_optimizer.step()      # counts as an inner step; then makes exchanges that are due
             inner_optimizer.zero_grad()
 
-Steps of the optimizer are counted, so gradients may be accumulated, and a step that a GradScaler
-skips does not count. Only parameters that require a gradient are exchanged; a parameter that
-several modules share is exchanged once. Buffers are each worker's own unless `buffers` says more.
+An inner step is a step of the optimizer, so gradients may be accumulated, and a step that a
+GradScaler skips does not count. Only parameters that require a gradient are exchanged; a parameter
+that several modules share is exchanged once. Buffers are not exchanged unless `buffers` names them.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ from pccl_train.rounds import Buffers, Exchange, Rounds
 class DiLoCo(Rounds):
     """A worker whose parameters are those of PyTorch modules.
 
-    `comm`: the group of all workers; with parameters that are sharded within a worker (FSDP2), the
-    group of the ranks that have the same shard; None: `attach` gives it later. `model_fragments`:
-    a module, or a list of modules, each of which is a fragment; of one module, `fragments` (of
-    `Method`) says how it is divided. `inner_optimizer`: its steps are the inner steps.
-    `outer`: an outer optimizer, or "nesterov", "sgd" or "adam", or a torch.optim.SGD, whose numbers
-    are taken, as torchft has one or a list of them. `tokens`: the tokens of the last
-    step, asked after each; without it all steps count alike. `buffers`: by a name or a pattern
-    ("*.running_mean"), what becomes of buffers at the end of each round: "averaged" over the
-    members, "synced" from rank 0, or "own", as those that no pattern matches; a newcomer receives
-    those that are shared. `inherit_optimizer`: a newcomer takes over the state of a member's inner
-    optimizer, which is fresh otherwise. The other arguments are those of `Method`, with torchft's
-    names. `on_exchange` is called with each Exchange; `name` distinguishes trainings that follow
-    each other in one group.
+    `comm`: the group of all workers; if parameters are sharded within a worker (FSDP2), the group
+    of the ranks with the same shard; None: call `attach` with the group later. `model_fragments`:
+    a list of modules, each of which is a fragment, or one module, which `fragments` (of `Method`)
+    divides. `inner_optimizer`: its steps are the inner steps. `outer`: an outer optimizer of
+    pccl_train, or "nesterov", "sgd" or "adam", or a torch.optim.SGD, or a list of equal ones as in
+    torchft; only the numbers of torch optimizers are used. `tokens`: a function, called after each
+    step, that returns the step's number of tokens; without it all steps count alike. `buffers`:
+    for a name or pattern of buffers ("*.running_mean"), what happens to them at the end of each
+    round: "averaged" over the members, "synced" from rank 0, or "own": unchanged, like buffers
+    that no pattern matches. A newcomer receives averaged and synced buffers. `inherit_optimizer`:
+    a newcomer takes over the state of a member's inner optimizer; otherwise it starts fresh. The
+    other arguments are those of `Method`, with torchft's names. `on_exchange`: called with each
+    Exchange. `name`: distinguishes successive trainings in one group.
 
-    In a `with` block steps of the optimizer are counted; it begins with a sync of all members.
-    Parameters on an accelerator go through pinned host memory. Raises InvalidArgument for modules
-    without parameters to train and for settings that do not go together.
+    A `with` block begins with a sync of all members, and counts the optimizer's steps as inner
+    steps. Parameters on an accelerator are copied through pinned host memory. Raises
+    InvalidArgument for modules without parameters to train and for settings that exclude each
+    other.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class DiLoCo(Rounds):
                 "their optimizer is of this rank's mesh"
             )
         stepped = {id(p) for group in inner_optimizer.param_groups for p in group["params"]}
-        # A worker that only receives a part of a model says so by tokens of 0.
+        # With `tokens`, a worker may train none of the parameters: its tokens of 0 count nothing.
         if tokens is None and stepped.isdisjoint(map(id, parameters.values())):
             raise InvalidArgument(
                 "inner_optimizer has no parameter of model_fragments: give it those of the model"
@@ -144,13 +145,14 @@ class DiLoCo(Rounds):
         self._hook.remove()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `state_dict` to a file of torch.save, which is whole or as before."""
+        """Writes `state_dict` to a file by torch.save, replacing the file atomically."""
         state = self.state_dict()
         state["fragments"] = _as_tensors(state["fragments"])
         checkpoint.write(path, lambda file: torch.save(state, file))
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from a file of `save`. Raises OSError, and InvalidArgument for another file."""
+        """Restores the state from a file of `save`. Raises OSError, and InvalidArgument for a file
+        that `save` has not written."""
         self.load_state_dict(_loaded(path, repr(os.fspath(path))))
 
     def _own_state(self) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def _loaded(file: Any, what: str) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as refusal:  # torch has no error of its own for a file that is no archive
+    except Exception as refusal:  # torch raises many types for a file that is no archive
         raise InvalidArgument(f"{what} is no checkpoint of PyTorch: {refusal}") from refusal
 
 
@@ -208,7 +210,7 @@ def _copy(source: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Non
 
 
 def _as_tensors(value: Any) -> Any:
-    """With tensors in the place of NumPy's arrays, which `weights_only` does not read."""
+    """Replaces NumPy arrays in `value` by tensors, because `weights_only` refuses NumPy arrays."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, dict):
@@ -227,7 +229,7 @@ def _check_arguments(modules: Any, optimizer: Any, tokens: Any, settings: Any) -
         raise TypeError(f"tokens must be a function that gives those of a step, not {tokens!r}")
 
 
-# Arguments that have another name here, or are not needed.
+# Arguments of torchft's DiLoCo that this DiLoCo lacks, and what to use instead.
 _OF_TORCHFT = {
     "outer_optimizer": ": it is called outer, and may be the fourth",
     "should_quantize": ": codec names what is sent, as 'int8'",
@@ -239,7 +241,8 @@ _OF_TORCHFT = {
 
 
 def _outer_of(outer: Any) -> Any:
-    """The numbers of a torch.optim.SGD, or of several with equal ones; else what was given."""
+    """The outer optimizer with the numbers of one or several equal torch.optim.SGD; any other value
+    is returned as it is."""
     optimizers = [outer] if isinstance(outer, torch.optim.Optimizer) else outer
     if not isinstance(optimizers, (list, tuple)):
         return outer
@@ -267,7 +270,7 @@ def _numbers_of(optimizer: Any) -> OuterOptimizer:
 def _named(
     modules: Sequence[nn.Module],
 ) -> tuple[dict[str, nn.Parameter], tuple[tuple[str, ...], ...]]:
-    """The parameters to train by name, and the names of each module."""
+    """The parameters to train by name, and the parameters' names of each module."""
     found: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     parts: list[tuple[str, ...]] = []
@@ -293,7 +296,7 @@ def _named(
 
 
 def _named_buffers(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """The buffers by name; one that several modules share has the first of its names."""
+    """The buffers by name; a buffer that several modules share has the first of its names."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for number, module in enumerate(modules):
@@ -305,13 +308,14 @@ def _named_buffers(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
 
 
 def _full_name(name: str, number: int, modules: Sequence[nn.Module]) -> str:
-    """A compiled module holds the module that it was made of, which its names do not show."""
+    """The name of a parameter or buffer: without the `_orig_mod.` that torch.compile adds, and with
+    the module's number if there are several modules."""
     name = name.replace("_orig_mod.", "")
     return name if len(modules) == 1 else f"{number}.{name}"
 
 
 def _shared(found: Mapping[str, torch.Tensor], asked: Mapping[str, str]) -> Buffers | None:
-    """The buffers that are shared. The first pattern that matches a name says how."""
+    """The averaged and synced buffers, or None; the first pattern that matches a name decides."""
     chosen: dict[str, str] = {}
     for pattern, what in asked.items():
         if what not in ("averaged", "synced", "own"):
@@ -340,27 +344,27 @@ def _check_floats(kind: str, name: str, tensor: torch.Tensor, hint: str = "") ->
 
 
 class _Memory:
-    """Tensors in the memory of the CPU, or of an accelerator and then through pinned memory."""
+    """The Replica of named tensors. Tensors on an accelerator are copied through pinned memory."""
 
     def __init__(self, find: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         self._find = find
         self._given = find()
-        # Where a tensor's own memory cannot be used.
+        # CPU copies of tensors that are on an accelerator or not contiguous.
         self._copies: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> Sequence[Tensor]:
-        self._given = self._find()  # a module may have others by now, which is an error
+        self._given = self._find()  # looks again, so that `same_model` sees a changed module
         return [
             Tensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name, tensor in self._locals(list(self._given)).items()
         ]
 
     def read(self, names: Sequence[str], *, to_write: bool = False) -> Mapping[str, buffers.Array]:
-        """The tensors themselves, where they are contiguous on the CPU."""
+        """The memory of tensors that are contiguous on the CPU; CPU copies of other tensors."""
         tensors, waits = {}, False
         for name, tensor in self._locals(names).items():
             if tensor.device.type == "cpu" and tensor.is_contiguous():
-                self._copies.pop(name, None)  # it may have been elsewhere before
+                self._copies.pop(name, None)  # the tensor may have been on an accelerator before
                 tensors[name] = tensor
                 continue
             if name not in self._copies:
@@ -379,7 +383,7 @@ class _Memory:
                 tensor.copy_(self._copies[name], non_blocking=True)
 
     def _locals(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """The tensors, and the local shard of each DTensor."""
+        """The named tensors, with the local shard in the place of a DTensor."""
         found = {}
         for name in names:
             tensor = self._given[name].detach()
@@ -388,7 +392,7 @@ class _Memory:
 
 
 def _memory(tensor: torch.Tensor) -> buffers.Buffer:
-    """Tensors that are not of floats travel as bytes."""
+    """The memory of a tensor as a Buffer; elements other than floats as bytes."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         return buffers.Buffer(tensor.data_ptr(), tensor.nbytes, DType.U8, owner=tensor)
