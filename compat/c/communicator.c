@@ -1,10 +1,11 @@
 /* communicator.c: a peer of PCCL 1.0: joining, peer groups, reductions and shared state.
  *
- * Every peer is in one group of the library, the run, whose safe points all pass together:
- * pcclUpdateTopology. There all tell their peer groups, and make a sub-group for each, unless there
- * is only one. World sizes change where all members learn of it alike: there, and in the outcome of
- * a reduction. A reduction goes on among its survivors, and has failed only where nobody else is
- * left. ../pccl/communicator.py does the same in Python. */
+ * Every peer of PCCL 1.0 is a member of one group of the library, called the run here. In
+ * pcclUpdateTopology all peers pass the run's safe point together and tell each other their peer
+ * groups; if there are several, each peer group becomes a sub-group. World sizes change only where
+ * all members learn the same: in pcclUpdateTopology, and in the outcome of a reduction. A reduction
+ * goes on among the survivors of a loss, and fails if this peer is the only survivor.
+ * ../pccl/communicator.py does the same in Python. */
 #include "compat.h"
 
 #include <inttypes.h>
@@ -12,26 +13,28 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Tags of calls that are made here; those of programs are lower. */
+/* Tags of calls that this file makes by itself; tags of programs are lower. */
 static const uint64_t split_tag = (uint64_t)1 << 62, pending_tag = ((uint64_t)1 << 62) + 1;
-/* How long a call in doubt waits for the decision of a coordinator that is away. */
+/* How long a call in doubt waits for the coordinator's decision. */
 static const uint64_t doubt_ns = 60000000000;
 enum {
-  TRIES_MAX = 4, /* an abort is one for all members, so all repeat the same calls */
+  TRIES_MAX = 4, /* tries of a reduction; an abort is for all members, so all of them try again */
   IN_FLIGHT_MAX = 64,
   TENSORS_MAX = 65536,
 };
 
-/* Members of each peer group, as all members know them. */
+/* Sizes that all members know alike. own: members of this peer's peer group; others: members of all
+ * other peer groups; groups: number of peer groups; largest_other: members of the largest of the
+ * other peer groups. */
 typedef struct sizes {
   uint32_t own, others, groups, largest_other;
 } sizes_t;
 
-/* A reduction that was begun and not awaited yet. */
+/* A reduction that has begun, and that pcclAwaitAsyncReduce has not returned yet. */
 typedef struct reduction {
   struct reduction *next;
   uint64_t tag;
-  pccl_work_t *work; /* NULL once it is over, with this result */
+  pccl_work_t *work; /* NULL once the reduction is over; then `result` and `info` hold its end */
   pcclResult_t result;
   pcclReduceInfo_t info;
 } reduction_t;
@@ -39,12 +42,12 @@ typedef struct reduction {
 struct pcclComm_t {
   char token[PCCL_TOKEN_BYTES_MAX];
   uint32_t peer_group;
-  /* Guards the sizes and the reductions, which threads that reduce share with that of the calls. */
+  /* Guards sizes and reductions: other threads may reduce beside the thread of the other calls. */
   pthread_mutex_t mutex;
   sizes_t sizes;
   reduction_t *reductions;
   pccl_comm_t *run;
-  pccl_comm_t *group; /* NULL before pcclConnect, and after an update that has failed half way */
+  pccl_comm_t *group; /* the peer group; NULL before pcclConnect, or if an update failed half way */
 };
 
 static int is_initialized;
@@ -67,11 +70,11 @@ static pcclResult_t initialized(void) {
 
 static pcclResult_t usable(const pcclComm_t *handle, pcclComm_t **comm) {
   TRY(initialized());
-  *comm = (pcclComm_t *)handle; /* in PCCL 1.0 also calls that change it take it const */
+  *comm = (pcclComm_t *)handle; /* PCCL 1.0 has const also where a call changes the communicator */
   return handle != NULL ? pcclSuccess : is_null("communicator");
 }
 
-/* The communicator of a call for which pcclConnect comes first. */
+/* Checks the communicator of a call that needs an earlier pcclConnect. */
 static pcclResult_t connected(const pcclComm_t *handle, pcclComm_t **comm) {
   TRY(usable(handle, comm));
   if (handle->run == NULL) return refuse(pcclInvalidUsage, "call pcclConnect first");
@@ -108,7 +111,7 @@ static const pccl_reduce_op_t ops[] = {
     [pcclSum] = PCCL_SUM, [pcclAvg] = PCCL_AVG, [pcclProd] = PCCL_PROD,
     [pcclMax] = PCCL_MAX, [pcclMin] = PCCL_MIN,
 };
-/* All but the first to pcclUint8. */
+/* The two codecs other than none encode to pcclUint8. */
 static const pccl_codec_t codecs[] = {
     [pcclQuantNone] = PCCL_CODEC_NONE,
     [pcclQuantMinMax] = PCCL_CODEC_MIN_MAX_U8,
@@ -122,17 +125,17 @@ static const pccl_strategy_t strategies[] = {
 
 /* ---- what calls of all members share */
 
-/* The result of a status of a call that all members of the group make. A failure after which this
- * peer is out of the group, such as the mismatch of a newcomer, is pcclMasterConnectionFailed. */
+/* Translates the status of a call that all members of `group` make. A failure after which this peer
+ * is out of the group, such as the mismatch of a newcomer, is pcclMasterConnectionFailed. */
 static pcclResult_t check(pccl_comm_t *group, pccl_status_t status, pcclResult_t lost) {
   if (status == PCCL_OK) return pcclSuccess;
   pccl_comm_info_t now = PCCL_COMM_INFO_INIT;
-  /* It succeeds on a group that is open, so the sentence of the failure stays. */
+  /* pccl_comm_info succeeds on an open group, so pccl_last_error() keeps the call's sentence. */
   TRY(result_of(pccl_comm_info(group, &now), lost));
   return now.lost != PCCL_OK ? pcclMasterConnectionFailed : result_of(status, lost);
 }
 
-/* pcclPendingAsyncOps unless nothing is in flight. */
+/* Returns pcclPendingAsyncOps if a reduction of the group is in flight. */
 static pcclResult_t expect_rest(pccl_comm_t *group, pcclResult_t lost) {
   pccl_comm_info_t now = PCCL_COMM_INFO_INIT;
   TRY(result_of(pccl_comm_info(group, &now), lost));
@@ -141,13 +144,14 @@ static pcclResult_t expect_rest(pccl_comm_t *group, pcclResult_t lost) {
                 now.operations_in_flight);
 }
 
-/* The status with which an operation ends. A doubt is resolved, if a minute is enough for it. */
+/* Waits for the end of an operation, and returns its status. After PCCL_IN_DOUBT it waits up to
+ * doubt_ns for the decision. */
 static pccl_status_t wait_for(pccl_work_t *work) {
   pccl_status_t status = pccl_work_wait(work, UINT64_MAX);
   return status == PCCL_IN_DOUBT ? pccl_work_resolve(work, doubt_ns, 1) : status;
 }
 
-/* Waits for the end of an operation of the group. The work stays. */
+/* Waits for the end of an operation of the group, and reads its outcome; does not free the work. */
 static pcclResult_t end(pccl_comm_t *group, pccl_work_t *work, pcclResult_t lost,
                         pccl_outcome_t *outcome) {
   TRY(check(group, wait_for(work), lost));
@@ -156,8 +160,8 @@ static pcclResult_t end(pccl_comm_t *group, pccl_work_t *work, pcclResult_t lost
 
 /* ---- reductions in flight */
 
-/* Waits for the end of a reduction, and frees it. World sizes follow what all members learn by it
- * alike. */
+/* Waits for the end of a reduction, and frees its work. If the outcome has fewer contributors than
+ * the peer group has members, the group's size shrinks to them, alike on all members. */
 static pcclResult_t finish(pcclComm_t *comm, pccl_work_t *work, pcclReduceInfo_t *info) {
   const pcclResult_t lost = pcclRankConnectionLost;
   pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
@@ -175,7 +179,8 @@ static pcclResult_t finish(pcclComm_t *comm, pccl_work_t *work, pcclReduceInfo_t
   return pcclSuccess;
 }
 
-/* Takes a reduction out of those to be awaited; NULL if none has that tag. The mutex is held. */
+/* Removes the reduction with this tag from comm->reductions and returns it, or NULL if none has the
+ * tag. The caller holds the mutex. */
 static reduction_t *take(pcclComm_t *comm, uint64_t tag) {
   reduction_t **at = &comm->reductions;
   while (*at != NULL && (*at)->tag != tag) at = &(*at)->next;
@@ -184,7 +189,7 @@ static reduction_t *take(pcclComm_t *comm, uint64_t tag) {
   return found;
 }
 
-/* Ends the reductions that nobody has awaited, keeps their results, and leaves the peer group. */
+/* Waits for reductions that were not awaited, keeps their results, and leaves the peer group. */
 static void drop_group(pcclComm_t *comm) {
   for (reduction_t *each = comm->reductions; each != NULL; each = each->next) {
     if (each->work == NULL) continue;
@@ -197,11 +202,12 @@ static void drop_group(pcclComm_t *comm) {
 
 /* ---- peer groups */
 
-/* Flags above the peer group in the word of a member. is_groupless: the member is in no peer group
- * yet, so all peer groups are made anew. is_lost: the member was lost before it said its word. */
+/* Flags above the number of the peer group in a member's word (roll_t). is_groupless: the member is
+ * in no peer group yet, so all peer groups are made anew. is_lost: the member's word is missing, as
+ * it was lost before. */
 static const uint64_t is_groupless = (uint64_t)1 << 32, is_lost = (uint64_t)1 << 33;
 
-/* The members of the run, and the word that each said at the safe point, by rank. */
+/* The members of the run, and the word that each member sent at the safe point, by rank. */
 typedef struct roll {
   uint32_t count;
   uint64_t *said;
@@ -235,7 +241,7 @@ static sizes_t count(const roll_t *roll, uint32_t peer_group) {
   return sizes;
 }
 
-/* Gathers what all members say. */
+/* Gathers the words of all members of the run. */
 static pcclResult_t call_roll(pccl_comm_t *run, uint64_t own, pcclResult_t lost, roll_t *roll) {
   pccl_collective_options_t options = PCCL_COLLECTIVE_OPTIONS_INIT;
   options.tag = split_tag;
@@ -253,7 +259,7 @@ static pcclResult_t call_roll(pccl_comm_t *run, uint64_t own, pcclResult_t lost,
   return result;
 }
 
-/* Makes the sub-group of this peer's group. Peers in Python make the same name for it. */
+/* Makes the sub-group of this peer's peer group. Peers in Python give it the same name. */
 static pcclResult_t found(pcclComm_t *comm, pccl_comm_t *run, pcclResult_t lost, roll_t *roll) {
   char name[PCCL_NAME_BYTES_MAX + 1];
   pccl_comm_options_t options = PCCL_COMM_OPTIONS_INIT;
@@ -292,7 +298,7 @@ static pcclResult_t split_by(pcclComm_t *comm, pccl_comm_t *run, pcclResult_t lo
   return pcclSuccess;
 }
 
-/* Learns the peer groups of all members, and makes the groups anew if a member is in none. */
+/* Learns the peer groups of all members; if a member is in no peer group, makes all groups anew. */
 static pcclResult_t split(pcclComm_t *comm, pccl_comm_t *run, pcclResult_t lost) {
   roll_t roll = {.count = pccl_comm_members(run, NULL, 0)};
   roll.outcome.size = sizeof roll.outcome;
@@ -312,7 +318,7 @@ static pcclResult_t split(pcclComm_t *comm, pccl_comm_t *run, pcclResult_t lost)
 
 /* ---- membership */
 
-/* The token of PCCL_TOKEN, or one of the master's address. */
+/* Writes the token: that of PCCL_TOKEN, or one made of the master's address. */
 static pcclResult_t read_token(const pcclCommCreateParams_t *params, char *token) {
   pccl_token_info_t info = PCCL_TOKEN_INFO_INIT;
   const char *given = text_of("PCCL_TOKEN");
@@ -362,7 +368,7 @@ pcclResult_t pcclConnect(pcclComm_t *communicator) {
   TRY(read_peer_options(&options, label));
   pccl_comm_t *run = NULL;
   TRY(result_of(pccl_comm_create(comm->token, &options, &run), lost));
-  /* The members of the run may come to their safe point after any time. */
+  /* Retries without a limit, as members of the run may take any time to reach their safe point. */
   pccl_status_t status = PCCL_DEADLINE_EXCEEDED;
   while (status == PCCL_DEADLINE_EXCEEDED) status = pccl_comm_admit_together(run, 0, NULL);
   pcclResult_t result = check(run, status, lost);
@@ -425,7 +431,7 @@ pcclResult_t pcclArePeersPending(const pcclComm_t *communicator, bool *pending_o
   return pcclSuccess;
 }
 
-/* Nothing moves: the ring is that of the ranks until there are others. */
+/* Changes nothing: the ring goes by rank. */
 pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator) {
   pcclComm_t *comm;
   TRY(connected(communicator, &comm));
@@ -491,7 +497,7 @@ pcclResult_t pcclAllReduceAsync(const void *sendbuff, void *recvbuff,
   pthread_mutex_lock(&comm->mutex);
   pcclResult_t result = begin(comm, sendbuff, recvbuff, descriptor, &made->work);
   if (result == pcclSuccess) {
-    /* An earlier reduction of this tag is over, else the library would have refused the tag. */
+    /* An earlier reduction of this tag is over, as the library has not refused the tag. */
     unused = take(comm, made->tag);
     made->next = comm->reductions;
     comm->reductions = made;
@@ -526,7 +532,7 @@ static void launch(pcclComm_t *comm, const pcclReduceOpDescriptor_t *given, redu
   part->result = begin(comm, given->sendbuf, given->recvbuf, &given->descriptor, &part->work);
 }
 
-/* Begins again what was aborted. */
+/* Waits for the end of a reduction, which it begins again if it was aborted. */
 static void end_part(pcclComm_t *comm, const pcclReduceOpDescriptor_t *given, reduction_t *part) {
   for (int tries = 1; tries < TRIES_MAX && part->result == pcclSuccess; tries++) {
     if (wait_for(part->work) != PCCL_ABORTED) break;
@@ -536,8 +542,8 @@ static void end_part(pcclComm_t *comm, const pcclReduceOpDescriptor_t *given, re
   if (part->result == pcclSuccess) part->result = finish(comm, part->work, &part->info);
 }
 
-/* All members begin the reductions in one order, and each member waits for the first that is not
- * over, so all members have begun that one. */
+/* Makes all reductions, in_flight at a time. Every member begins the reductions in the same order,
+ * and waits for the first unfinished reduction, so all members have begun that reduction. */
 static pcclResult_t make_all(pcclComm_t *comm, const pcclReduceOpDescriptor_t *given, size_t count,
                              size_t in_flight, reduction_t *parts, pcclReduceInfo_t *total) {
   pcclResult_t first = pcclSuccess;
@@ -590,7 +596,7 @@ static pcclResult_t read_tensor(const pcclTensorInfo_t *info, uint64_t *shape,
   return pcclSuccess;
 }
 
-/* A state of PCCL 1.0 has no handle, so each sync makes one of its own. */
+/* Syncs a state of PCCL 1.0, which has no handle, so each sync makes a pccl_state_t. */
 static pcclResult_t sync_once(pcclComm_t *comm, pcclSharedState_t *shared,
                               const pccl_state_options_t *options, pccl_strategy_t strategy,
                               pcclSharedStateSyncInfo_t *info) {

@@ -1,5 +1,5 @@
-/* environment.c: the variables of docs/reference/ENVIRONMENT.md as options of the library, for
- * programs of PCCL 1.0, which have no arguments for them. pccl_py reads the same ones by itself. */
+/* environment.c: reads the variables of docs/reference/ENVIRONMENT.md as options of the library, as
+ * functions of PCCL 1.0 have no arguments for these options. pccl_py reads the same variables. */
 #include "compat.h"
 
 #include <ctype.h>
@@ -22,8 +22,8 @@ const char *text_of(const char *variable) {
   return given != NULL && given[0] != '\0' ? given : NULL;
 }
 
-/* Each function below reads one variable, and leaves *to as it is where the variable is unset. It
- * returns 1 if the value makes no sense, with a sentence that names the variable. */
+/* Each of the functions read_ below reads one variable, and leaves *to as it is if the variable is
+ * unset. They return 1 for an invalid value, and pccl_last_error() then names the variable. */
 
 static int is_wrong(const char *variable, const char *wanted, const char *given) {
   refuse(pcclInvalidArgument, "%s must be %s, not \"%s\"", variable, wanted, given);
@@ -61,7 +61,7 @@ static int read_lanes(const char *variable, uint32_t *to) {
   return given != NULL && is(given, "auto") ? 0 : read_u32(variable, to);
 }
 
-/* Reads 1.5 also where the program's locale writes 1,5. Only PCCL_RECONNECT_TIMEOUT may be 0. */
+/* Reads 1.5 even if the program's locale writes 1,5. Only PCCL_RECONNECT_TIMEOUT may be 0. */
 static int read_seconds(const char *variable, uint64_t *to) {
   const char *given = text_of(variable);
   if (given == NULL) return 0;
@@ -74,7 +74,7 @@ static int read_seconds(const char *variable, uint64_t *to) {
   if (*end != '\0' || !(seconds > 0 || (may_be_zero && seconds == 0)) || seconds > 1e9)
     return is_wrong(variable, "a number of seconds above 0", given);
   *to = (uint64_t)(seconds * 1e9);
-  if (*to == 0) *to = 1; /* 0 would be the default */
+  if (*to == 0) *to = 1; /* 0 ns would mean the default; 1 ns means none */
   return 0;
 }
 
@@ -98,7 +98,7 @@ static int read_probe(const char *variable, pccl_probe_t *to) {
   return 0;
 }
 
-/* The library reads the rates once more; here the sentence names the variable. */
+/* Parses the rates only to name the variable in an error; the library parses them again. */
 static int read_rates(const char *variable, const char **to) {
   uint64_t rate = 0;
   const char *given = text_of(variable);
@@ -115,8 +115,8 @@ static int read_run_id(const char *variable, uint8_t to[16]) {
   return 0;
 }
 
-/* Writes a label with the host in the place of %h, the process id in that of %p, and % in that of
- * %%. A label that is too long is cut here, and refused by the library. */
+/* Writes a label: %h becomes the host, %p the process id, %% becomes %. A label that is too long is
+ * cut here, and the library refuses it. */
 static void fill_in(const char *pattern, char label[LABEL_BYTES_MAX]) {
   char host[256] = "";
   gethostname(host, sizeof host - 1);
@@ -138,9 +138,9 @@ static void fill_in(const char *pattern, char label[LABEL_BYTES_MAX]) {
 
 pcclResult_t read_peer_options(pccl_comm_options_t *to, char label[LABEL_BYTES_MAX]) {
   *to = (pccl_comm_options_t)PCCL_COMM_OPTIONS_INIT;
-  to->ports = "48149-49148"; /* as peers of PCCL 1.0 */
+  to->ports = "48149-49148"; /* the ports on which peers of PCCL 1.0 listen */
   to->connect_ns = second_ns;
-  /* In PCCL 1.0 peers may be as late as they like, and a master that is gone fails all calls. */
+  /* In PCCL 1.0 calls wait for late peers without a limit, and fail when the master is gone. */
   to->deadline_ns = UINT64_MAX;
   to->reconnect_timeout_ns = 5 * second_ns;
   int wrong = read_text("PCCL_GROUP", &to->group) || read_text("PCCL_BIND", &to->bind) ||

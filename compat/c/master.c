@@ -1,5 +1,5 @@
-/* master.c: the master of PCCL 1.0: a coordinator at the address that the program gives, with the
- * options of the environment; and that address as text. */
+/* master.c: the master of PCCL 1.0: a coordinator at the address that the program gives, with
+ * options from the environment. */
 #include "compat.h"
 
 #include <arpa/inet.h>
@@ -9,8 +9,8 @@
 
 struct pcclMasterInstanceState_t {
   char address[ADDRESS_BYTES_MAX];
-  pccl_coordinator_t *coordinator; /* NULL before it runs, and when it is over */
-  /* A signal handler reads is_started, and sets is_interrupted. */
+  pccl_coordinator_t *coordinator; /* NULL before pcclRunMaster, and after the end of the run */
+  /* pcclInterruptMaster, perhaps in a signal handler, reads is_started and sets is_interrupted. */
   int is_started;
   int is_interrupted;
 };
@@ -61,7 +61,7 @@ pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
   return result_of(status, pcclInternalError);
 }
 
-/* A signal handler may call it. */
+/* A signal handler may call pcclInterruptMaster. */
 pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
   if (master == NULL) return is_null("master_instance");
   if (!__atomic_load_n(&master->is_started, __ATOMIC_ACQUIRE)) return no_run();
@@ -69,7 +69,7 @@ pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) {
   return pcclSuccess;
 }
 
-/* A signal on this thread ends the pause at once; other interrupts are seen after the pause. */
+/* Polls is_interrupted every 50 ms; a signal on this thread ends the pause at once. */
 pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
   if (master == NULL) return is_null("master_instance");
   if (master->coordinator == NULL) return no_run();

@@ -1,5 +1,5 @@
-/* result.c: the results of PCCL 1.0: that of a call that is refused here, with its sentence, and
- * that of each status of the library. */
+/* result.c: results of PCCL 1.0: for a call that this folder refuses, with a sentence for
+ * pccl_last_error(), and for each status of the library. */
 #include "compat.h"
 
 #include <stdarg.h>

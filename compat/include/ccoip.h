@@ -1,2 +1,2 @@
-/* ccoip.h of PCCL 1.0: the port of its masters, which is in pccl.h beside it. */
+/* ccoip.h of PCCL 1.0 defines the masters' port; here pccl.h beside this file defines it. */
 #include "pccl.h"

@@ -1,2 +1,2 @@
-/* ccoip_inet.h of PCCL 1.0: its addresses, which are in pccl.h beside it. */
+/* ccoip_inet.h of PCCL 1.0 defines addresses; here pccl.h beside this file defines them. */
 #include "pccl.h"

@@ -2,8 +2,8 @@
 
     from pccl import Attribute, Communicator, ReduceOp, SharedState, TensorInfo
 
-A program that was written for PCCL 1.0 runs as it is: words.py has the enumerations, descriptors
-and the error, communicator.py what a peer does, master.py the master. The differences, each with
+A program that was written for PCCL 1.0 runs unchanged. words.py has the enumerations, descriptors
+and the error, communicator.py the calls of a peer, master.py the master. The differences, each with
 its reason, are in docs/guides/MIGRATING.md; new programs use pccl_py. This file only lists names.
 """
 

@@ -1,10 +1,11 @@
 """Communicator: what a peer of PCCL 1.0 does, by the calls of pccl_py.
 
-Every peer is in one group of pccl_py, the run, whose safe points all pass together: that is
-`update_topology`. There all tell their peer groups, and make a group of pccl_py for each, unless
-there is only one. World sizes change where all members learn of it alike: there, and in the outcome
-of a reduction. A reduction goes on among its survivors (recovery "restart"), and has failed only
-where nobody else is left. Enumerations and descriptors are in words.py.
+Every peer of PCCL 1.0 is a member of one group of pccl_py, called the run here. In
+`update_topology` all peers pass the run's safe point together and tell each other their peer
+groups; if there are several, each peer group becomes a sub-group. World sizes change only where all
+members learn the same: in `update_topology`, and in the outcome of a reduction. A reduction goes on
+among the survivors of a loss (recovery "restart"), and fails if this peer is the only survivor.
+Enumerations and descriptors are in words.py.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ from pccl_py.collectives import Part
 from pccl_py.many import IN_FLIGHT_MAX
 from pccl_py.words import SECONDS_MAX
 
-# Whoever knows the address of a master can join, as with PCCL 1.0: its runs have no secret.
+# The run id of every master: as it is fixed, a peer needs only the master's address to join, as
+# with PCCL 1.0.
 RUN_ID = b"pccl 1.0 has one"
-# Where nothing else is said, peers listen where those of PCCL 1.0 do.
+# The default ports of a peer, those of PCCL 1.0 (PCCL_PORTS).
 PORTS = "48149-49148"
 CONNECT_SECONDS = 1.0
-# Where PCCL_RECONNECT_TIMEOUT says nothing, a master that is gone fails calls after this time.
+# The default time after which calls fail when the master is gone (PCCL_RECONNECT_TIMEOUT).
 RECONNECT_SECONDS = 5.0
-# For a decision about a call whose coordinator is away.
+# How long a call in doubt waits for the coordinator's decision.
 DOUBT_SECONDS = 60.0
-# Tags that no program has: PCCL 1.0 numbers tensors.
+# Tags of calls that this file makes by itself; programs use lower tags, numbers of tensors.
 SPLIT_TAG, PENDING_TAG = 2**62, 2**62 + 1
+# Added to the peer group in a member's word in `_split`: the member is in no peer group yet.
 _GROUPLESS = 1 << 32
 
 _log = logging.getLogger("pccl")
@@ -56,7 +59,7 @@ _LEVELS = {"DEBUG": "debug", "INFO": "info", "WARN": "warning", "ERR": "error", 
 
 @dataclass(eq=False)
 class ReduceInfo:
-    """How many have contributed to a reduction, and its bytes at this peer."""
+    """Number of peers that contributed to a reduction; bytes that this peer sent and received."""
 
     local_world_size: int
     tx_bytes: int
@@ -64,13 +67,13 @@ class ReduceInfo:
 
     @property
     def world_size(self) -> int:
-        """`local_world_size`, by the name that it had before 1.0.0."""
+        """`local_world_size`, by the name that PCCL before 1.0.0 has for it."""
         return self.local_world_size
 
 
 @dataclass(eq=False)
 class SharedStateSyncInfo:
-    """Bytes of a sync at this peer."""
+    """Bytes of tensors that this peer sent and received in a sync."""
 
     tx_bytes: int
     rx_bytes: int
@@ -85,7 +88,7 @@ class SharedState:
         self.infos = list(tensor_infos)
 
     def push_revision(self) -> None:
-        """Raises the revision by one."""
+        """Adds one to `revision`."""
         self.revision += 1
 
 
@@ -98,7 +101,7 @@ class AsyncReduceHandle:
         self._told: tuple[bool, int, ReduceInfo] | None = None
 
     def wait(self) -> tuple[bool, int, ReduceInfo]:
-        """Waits for the end: whether it succeeded, the value of its Result, and more about it."""
+        """Waits for the end; returns whether it succeeded, its Result as a number, and its info."""
         if self._told is None:
             try:
                 info = self._comm._finish(self._work, "pcclAwaitAsyncReduce")
@@ -109,9 +112,9 @@ class AsyncReduceHandle:
 
 
 class Communicator:
-    """A peer of the run whose master is at `address`, "ip:port"; with PCCL_TOKEN, of that run.
+    """A peer of the run of the master at `address`, "ip:port"; or of the run that PCCL_TOKEN names.
 
-    `p2p_connection_pool_size` is the coordinator's to say here, and is ignored.
+    `p2p_connection_pool_size` is ignored: the coordinator sets the number of connections.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Communicator:
         self._peer_group = peer_group
         self._run: pccl_py.Communicator | None = None
         self._group: pccl_py.Group | None = None
-        # Members of each peer group, as all members know them.
+        # Number of members of each peer group, equal on all members.
         self._sizes: Counter[int] = Counter()
 
     def __del__(self) -> None:
@@ -151,7 +154,7 @@ class Communicator:
         raise Exception(f"Failed to connect to the master node: {why}") from last
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """A number about the run, equal on all members: see `update_topology`."""
+        """A number about the run, equal on all members; updates and reductions change it."""
         sizes = self._sizes
         self._opened("pcclGetAttribute")
         return {
@@ -174,9 +177,10 @@ class Communicator:
             self._split(run)
 
     def are_peers_pending(self) -> bool:
-        """Whether a member knows of a reason for `update_topology`; all get the same answer.
+        """Whether there is a reason for `update_topology`; all members get the same answer.
 
-        A newcomer that waits is one, and a member that was lost: until then nobody enters.
+        A reason is a newcomer that waits, or a lost member: after a loss no newcomer enters before
+        all members call `update_topology`.
         """
         run, _ = self._opened("pcclArePeersPending")
         with self._told("pcclArePeersPending", run):
@@ -186,7 +190,7 @@ class Communicator:
         return flag[0] != 0
 
     def optimize_topology(self) -> None:
-        """Nothing moves: the ring is that of the ranks until there are others."""
+        """Changes nothing: the ring goes by rank."""
         self._opened("pcclOptimizeTopology")
         if self.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
             raise PCCLError(Result.INVALID_USAGE, "pcclOptimizeTopology", "there is one peer")
@@ -197,7 +201,7 @@ class Communicator:
         shared_state: SharedState,
         strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
     ) -> SharedStateSyncInfo:
-        """Makes the tensors equal in the peer group, and `revision` that of their content."""
+        """Gives all peers of the peer group the elected content of the tensors and its revision."""
         _, group = self._opened("pcclSynchronizeSharedState")
         infos = shared_state.infos
         own = [info.name for info in infos if info.allow_content_inequality]
@@ -234,14 +238,14 @@ class Communicator:
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
     ) -> AsyncReduceHandle:
-        """Begins what `all_reduce` does; one at a time for each tag."""
+        """Begins a reduction as `all_reduce`; one reduction at a time for each tag."""
         work = self._begin("pcclAllReduceAsync", send, recv, op, tag, quantization_options)
         return AsyncReduceHandle(self, work)
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
     ) -> ReduceInfo:
-        """Reduces all of them, at most `max_in_flight` and 64 at once; repeats what was aborted."""
+        """Makes these reductions, at most `max_in_flight` (and 64) at once; retries aborts."""
         name = "pcclAllReduceMultipleWithRetry"
         _, group = self._opened(name)
         self._check_size(name)
@@ -254,10 +258,10 @@ class Communicator:
         sent, received = (sum(info.tx_bytes for info in infos), sum(i.rx_bytes for i in infos))
         return ReduceInfo(self._sizes[self._peer_group], sent, received)
 
-    # ---- what they are made of
+    # ---- parts of the calls
 
     def _opened(self, name: str) -> tuple[pccl_py.Communicator, pccl_py.Group]:
-        """The run, and the peer group."""
+        """The run and the peer group; raises PCCLError if this peer is not connected to both."""
         if self._run is None or self._group is None:
             why = "connect() comes first" if self._run is None else "update_topology() has failed"
             raise PCCLError(Result.INVALID_USAGE, name, why)
@@ -272,7 +276,7 @@ class Communicator:
     def _told(
         self, name: str, group: pccl_py.Group, lost: Result = Result.RANK_CONNECTION_LOST
     ) -> Iterator[None]:
-        """As `told`; a failure after which this peer is out of the group is a lost master."""
+        """Raises errors as `told`; if this peer is out of `group`, MASTER_CONNECTION_FAILED."""
         with told(name, lost):
             try:
                 yield
@@ -288,7 +292,7 @@ class Communicator:
                 self._token,
                 ports=os.environ.get("PCCL_PORTS") or PORTS,
                 connect_timeout=CONNECT_SECONDS,
-                # In PCCL 1.0 peers may be as late as they like, and without a master calls fail.
+                # In PCCL 1.0 calls wait for late peers without a limit, and fail without a master.
                 deadline=None if os.environ.get("PCCL_DEADLINE") else SECONDS_MAX,
                 reconnect_timeout=(
                     None if os.environ.get("PCCL_RECONNECT_TIMEOUT") else RECONNECT_SECONDS
@@ -297,7 +301,7 @@ class Communicator:
         except pccl_py.CoordinatorUnreachable as error:
             if self._address is None:
                 raise
-            # Its remedies are about tokens, of which a program with an address has none.
+            # The error advises about tokens, but this program has the master's address instead.
             reason = str(error).partition(": ")[0]
             raise pccl_py.CoordinatorUnreachable(
                 f"{reason}. Start a master at {self._address} (pccl_master, or MasterNode), or "
@@ -316,7 +320,7 @@ class Communicator:
         self._run = run
 
     def _split(self, run: pccl_py.Communicator) -> None:
-        """Learns who is in which peer group. If one of them is in none yet, all are made anew."""
+        """Learns all members' peer groups; makes all groups anew if a member has no group yet."""
         mine = self._peer_group | (_GROUPLESS if self._group is None else 0)
         everybody = array.array("Q", bytes(8 * run.world_size))
         outcome = run.all_gather(
@@ -370,7 +374,7 @@ class Communicator:
         return info
 
     def _count(self, outcome: pccl_py.Outcome) -> ReduceInfo:
-        """The numbers of an outcome, which all members have alike; world sizes follow them."""
+        """The info of an outcome; shrinks the peer group's size to the number of contributors."""
         here = len(outcome.contributors)
         if here and here < self._sizes[self._peer_group]:
             self._sizes[self._peer_group] = here
@@ -378,7 +382,7 @@ class Communicator:
 
 
 def _is_lost(group: pccl_py.Group) -> bool:
-    """Whether this peer is out of the group; also if the group was closed meanwhile."""
+    """Whether this peer was removed from the group; False if the group was closed meanwhile."""
     try:
         return group.info().lost is not None
     except pccl_py.PcclError:
@@ -413,16 +417,16 @@ def _part(descriptor: ReduceOpDescriptor) -> Part:
 
 
 def _elements_of(array: Any) -> pccl_py.Buffer:
-    """The memory of an array in one dimension: PCCL 1.0 compares counts, and no shapes.
+    """The memory of an array, without its shape: PCCL 1.0 compares counts, and no shapes.
 
-    A tensor of torch is taken without its gradient, which does not hand out memory with it.
+    A torch tensor is detached, as torch refuses the memory of a tensor that requires grad.
     """
     buffer = readable(array.detach() if hasattr(array, "detach") else array)
     return replace(buffer, shape=None)
 
 
 def _set_log_level() -> None:
-    """PCCL_LOG_LEVEL of PCCL 1.0, where PCCL_LOG is not set."""
+    """Sets PCCL_LOG from PCCL_LOG_LEVEL, the variable of PCCL 1.0, unless PCCL_LOG is set."""
     level = _LEVELS.get(os.environ.get("PCCL_LOG_LEVEL", ""))
     if level is not None:
         os.environ.setdefault("PCCL_LOG", level)

@@ -4,5 +4,5 @@ is_cuda_available = False
 
 
 def is_available() -> bool:
-    """Whether they may: never here, as all buffers lie on the host."""
+    """Whether buffers may lie in CUDA memory: always False, as all buffers lie on the host."""
     return is_cuda_available

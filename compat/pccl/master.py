@@ -1,11 +1,11 @@
-"""MasterNode: the coordinator of pccl_py, as PCCL 1.0 runs it; and its program.
+"""MasterNode: a coordinator of pccl_py with the interface of PCCL 1.0; and the command for it.
 
     pccl_master --listen-address 0.0.0.0:48148
 
-The program is called `ccoip_master` as well, as that of PCCL 1.0 in C is.
+The command is called `ccoip_master` as well, like the C program of PCCL 1.0.
 
-A program of PCCL 1.0 calls `run`, which returns, and ends; what keeps its master alive is that
-`__del__` blocks until `interrupt`, which a signal handler may call.
+A program of PCCL 1.0 calls `MasterNode.run`, which returns, and reaches its end. Its master lives
+on because `MasterNode.__del__` blocks until `interrupt`, which a signal handler may call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MasterNode:
         )
         self._address = listen_address
         self._coordinator: pccl_py.Coordinator | None = None
-        # Its `put` may interrupt its `get`: a signal handler does that.
+        # A SimpleQueue, as a signal handler may call its `put` during its `get`.
         self._over: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
@@ -42,14 +42,14 @@ class MasterNode:
         if self._coordinator is not None:
             raise PCCLError(Result.INVALID_USAGE, "pcclRunMaster", "it runs")
         with told("pcclRunMaster", Result.INTERNAL_ERROR):
-            # Where the environment has another run id, peers need the token with it (PCCL_TOKEN).
+            # With a run id in the environment, peers need a token with that run id (PCCL_TOKEN).
             run_id = None if os.environ.get("PCCL_COORDINATOR_RUN_ID") else RUN_ID
             self._coordinator = pccl_py.Coordinator(bind=self._address, run_id=run_id)
         _running.add(self)
 
     @property
     def port(self) -> int:
-        """The port it listens on, of which a program may have left the choice (":0")."""
+        """The port that the master listens on, also if `listen_address` names port 0."""
         return 0 if self._coordinator is None else self._coordinator.port
 
     def interrupt(self) -> None:
@@ -64,20 +64,20 @@ class MasterNode:
             self._wait()
 
     def _wait(self) -> None:
-        """Returns after an interrupt; at once, if one has come."""
+        """Blocks until `interrupt` is called; returns at once if it was called before."""
         self._over.get()
         self._over.put(None)
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Before pccl_py closes what is open, for masters that are in a module's variables."""
+    """Blocks until masters in module variables are interrupted, before pccl_py closes them."""
     for master in list(_running):
         master._wait()
 
 
 def main() -> None:
-    """The program."""
+    """The commands `pccl_master` and `ccoip_master`."""
     asked = argparse.ArgumentParser(description="The master of PCCL 1.0, over pccl-py.")
     asked.add_argument("--listen-address", default="0.0.0.0:48148", help="ip:port")
     master = MasterNode(asked.parse_args().listen_address)

@@ -1,7 +1,7 @@
 """Words of PCCL 1.0: enumerations with its numbers, descriptors, and the error with its result.
 
-Arrays are kept as addresses, as PCCL 1.0 does, and the array beside them, so that its memory stays.
-The calls are in communicator.py.
+Descriptors have the addresses of arrays, as in PCCL 1.0, and also keep the arrays, so that the
+memory stays. The calls are in communicator.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Result(Enum):
-    """How a call ended."""
+    """How a call ended, with the numbers of `pcclResult_t`."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
@@ -40,7 +40,7 @@ class Result(Enum):
 
 
 class PCCLError(Exception):
-    """A call has failed. `result` says how; the error of pccl_py that says why is its cause."""
+    """A call has failed. `result` says how; `__cause__`, an error of pccl_py or None, says why."""
 
     def __init__(self, result: Result, func_name: str, why: str = "") -> None:
         super().__init__(f"{func_name} failed with error: {result.name}" + (why and f": {why}"))
@@ -48,12 +48,13 @@ class PCCLError(Exception):
 
     @staticmethod
     def check(result: int, func_name: str) -> None:
-        """Raises unless `result` is that of success."""
+        """Raises PCCLError unless `result` is the number of Result.SUCCESS."""
         if result != Result.SUCCESS.value:
             raise PCCLError(Result(result), func_name)
 
 
-# The first that fits; Aborted and what ends as it does have a result that the call says.
+# The first class that fits an error gives its result; for other errors, such as Aborted, the call
+# names the result.
 _RESULTS: tuple[tuple[type[pccl_py.PcclError], Result], ...] = (
     (pccl_py.TooFewPeers, Result.TOO_FEW_PEERS),
     (pccl_py.StateUnavailable, Result.NO_SHARED_STATE_AVAILABLE),
@@ -71,7 +72,7 @@ _RESULTS: tuple[tuple[type[pccl_py.PcclError], Result], ...] = (
 
 @contextmanager
 def told(func_name: str, lost: Result = Result.RANK_CONNECTION_LOST) -> Iterator[None]:
-    """Raises an error of pccl_py as that of PCCL 1.0; `lost` stands for a loss or a deadline."""
+    """Raises errors of pccl_py as PCCLError; `lost`: the result for a loss or a deadline."""
     try:
         yield
     except pccl_py.PcclError as error:
@@ -80,7 +81,7 @@ def told(func_name: str, lost: Result = Result.RANK_CONNECTION_LOST) -> Iterator
 
 
 class ReduceOp(Enum):
-    """How contributions are combined."""
+    """The operator of a reduction."""
 
     SUM = 0
     AVG = 1
@@ -90,14 +91,14 @@ class ReduceOp(Enum):
 
 
 def name_of(op: object) -> str:
-    """The word of pccl_py for an operator."""
+    """pccl_py's name of an operator."""
     if not isinstance(op, ReduceOp):
         raise TypeError(f"op must be a pccl.ReduceOp, such as ReduceOp.AVG, not {op!r}")
     return op.name.lower()
 
 
 class Attribute(Enum):
-    """Numbers that `Communicator.get_attribute` tells."""
+    """The numbers that `Communicator.get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = 1
     LOCAL_WORLD_SIZE = 2
@@ -106,7 +107,7 @@ class Attribute(Enum):
 
 
 class SharedStateSyncStrategy(Enum):
-    """A peer's wish for its content in a sync. `name` in lower case, from `word`, is pccl_py's."""
+    """How a peer takes part in a sync; `word` is the strategy of pccl_py."""
 
     ENFORCE_POPULAR = 0
     RECEIVE_ONLY = 1
@@ -135,7 +136,7 @@ class DataType(Enum):
 
     @property
     def word(self) -> pccl_py.DType:
-        """The type of pccl_py."""
+        """The dtype of pccl_py."""
         return parse_dtype(self._name)
 
     def to_torch_dtype(self) -> torch.dtype:
@@ -176,7 +177,7 @@ class DataType(Enum):
 
 
 class DeviceType(Enum):
-    """Where memory is; CPU alone is taken."""
+    """The device of an array's memory; only CPU is accepted."""
 
     CPU = 0
     CUDA = 1
@@ -187,7 +188,7 @@ class DeviceType(Enum):
 
 
 class DistributionHint(Enum):
-    """How elements are distributed; it changes nothing."""
+    """How the elements' values are distributed: ignored."""
 
     NONE = 0
     NORMAL = 1
@@ -195,7 +196,7 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(Enum):
-    """How elements are encoded."""
+    """How elements are encoded for the network."""
 
     NONE = 0
     MIN_MAX = 1
@@ -212,7 +213,7 @@ class ReduceOperandDescriptor:
 
 @dataclass(eq=False)
 class QuantizationOptions:
-    """How elements travel."""
+    """How the elements of a reduction are encoded for the network."""
 
     quantized_datatype: DataType = DataType.UINT8
     algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
@@ -232,7 +233,7 @@ class QuantizationOptions:
 
 @dataclass(eq=False)
 class ReduceDescriptor:
-    """A reduction without its arrays."""
+    """The description of a reduction without its arrays."""
 
     count: int
     op: ReduceOp
@@ -243,7 +244,7 @@ class ReduceDescriptor:
 
 @dataclass(eq=False)
 class ReduceOpDescriptor:
-    """A reduction with its arrays, which are kept."""
+    """The description of a reduction with its arrays, which it keeps alive."""
 
     sendbuf_ptr: int
     recvbuf_ptr: int
@@ -254,7 +255,7 @@ class ReduceOpDescriptor:
     def from_torch(
         cls, send: torch.Tensor, recv: torch.Tensor, reduce_descriptor: ReduceDescriptor
     ) -> ReduceOpDescriptor:
-        """Describes tensors, which may need gradients: their data is reduced."""
+        """Describes tensors, which may require grad: their detached data is reduced."""
         return cls._from(send.detach(), recv.detach(), reduce_descriptor)
 
     @classmethod
@@ -275,14 +276,14 @@ class ReduceOpDescriptor:
         return made
 
     def buffer(self, address: int) -> Buffer:
-        """The memory at one of the two addresses."""
+        """The memory at `address`, which is `sendbuf_ptr` or `recvbuf_ptr`."""
         what = self.reduce_descriptor
         dtype = what.operand_descriptor.datatype.word
         return Buffer(address, what.count, dtype, owner=self._owners)
 
 
 class TensorInfo:
-    """A tensor of a shared state, which is kept."""
+    """The description of a shared state's tensor, which it keeps alive."""
 
     def __init__(
         self,
@@ -310,7 +311,7 @@ class TensorInfo:
     def from_torch(
         cls, tensor: torch.Tensor, name: str, *, allow_content_inequality: bool = False
     ) -> TensorInfo:
-        """Describes a tensor, which may need gradients: its data is shared."""
+        """Describes a tensor, which may require grad: its detached data is shared."""
         return cls._from(tensor.detach(), name, allow_content_inequality)
 
     @classmethod
@@ -336,5 +337,5 @@ class TensorInfo:
 
     @property
     def buffer(self) -> Buffer:
-        """Its memory."""
+        """The tensor's memory."""
         return Buffer(self.data_ptr, self.numel, self.dtype.word, owner=self._owner)

@@ -6,19 +6,19 @@
     pnp.all_reduce_(comm, gradients, op="avg")          # in place, of any strides
     mine = pnp.reduce_scatter(comm, gradients)          # this rank's rows of the sum
     whole = pnp.all_gather(comm, mine)                  # the rows of all ranks
-    table = pnp.gather(comm, mine)                      # the same on rank 0, None elsewhere
-    mine = pnp.scatter(comm, table, out=mine)           # from rank 0, to each its rows
+    table = pnp.gather(comm, mine)                      # the rows of all ranks; on rank 0 alone
+    mine = pnp.scatter(comm, table, out=mine)           # this rank's rows of rank 0's table
     theirs = pnp.all_to_all(comm, whole)                # this rank's rows of every rank's array
     pnp.send(comm, mine, dst=1)                         # rank 1 calls pnp.recv_(comm, mine, src=0)
     pnp.tree.all_reduce_(comm, {"w": w, "b": b})        # several arrays as one operation
-    w, b = pnp.all_reduce_many(comm, [w, b])            # each as its own, repeated if aborted
+    w, b = pnp.all_reduce_many(comm, [w, b])            # an operation each, retried if aborted
     state = pnp.shared_state(comm, {"weights": weights})    # arrays of any strides; state.sync()
 
-Functions without an underscore return new arrays; those with one write into their argument. Both
-take arrays of any layout: those not contiguous, or not in native byte order, are packed and
-unpacked here. With `async_op=True` each returns a Work, whose `wait` has the result; those that
-return arrays also take `return_outcome=True`. Everything else is pccl_py's: errors, deadlines,
-recovery.
+A function whose name ends in an underscore writes into its argument; the others return new arrays.
+All of them take arrays of any layout: an array that is not contiguous, or not in native byte order,
+is packed, and its result unpacked. With `async_op=True` a function returns a Work, whose `wait`
+returns the result. Functions that return arrays also take `return_outcome=True`. Errors, deadlines
+and recovery are those of pccl_py.
 """
 
 try:

@@ -1,11 +1,11 @@
-"""NumPy's arrays: what is one, its layout, its dtype; and the functions that take it.
+"""NumPy arrays for the kit: checks, layout, dtypes; and the functions that take arrays.
 
-Types, docstrings and all that the functions do are the kit's (pccl_py.kit). Where a collective only
-reads an array, it may be array_like. A packed array is a contiguous copy in native byte order; the
-result is copied back only when the operation has committed, by whoever waits for it. On an error
-every input is as it was, in place too (docs/internals/PROMISE.md, P3); an `out` apart from it may
-hold anything. After an InDoubt `work.resolve()` returns the result of the call. A shared state has
-packed arrays as they are, and packed copies of others.
+The kit (pccl_py.kit) has the functions' types, docstrings and code. A collective that only reads an
+argument takes anything array_like. An array that is not contiguous and in native byte order is
+packed into a copy, and the thread that waits for a committed operation copies the result back. On
+an error every input is as it was, in place too (docs/internals/PROMISE.md, P3); a separate `out`
+may hold anything. After an InDoubt `work.resolve()` returns the result of the call. A shared state
+uses contiguous arrays in native byte order in place, and packed copies of other arrays.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SUPPORTED = frozenset(
 
 
 class NumPy(Frontend[Array]):
-    """Arrays of any strides and byte order, and what is like an array where it is only read."""
+    """Arrays of any strides and byte order; array_like arguments where they are only read."""
 
     def array(self, x: object, adds: bool) -> Array:
         check_array(x)
@@ -97,8 +97,8 @@ NUMPY = NumPy()
 
 
 def check_dtype(x: Array, *, adds: bool) -> None:
-    """Raises TypeError for a dtype without collectives, or without any that add elements up."""
-    # By name, as ml_dtypes has more types that call themselves floats.
+    """Raises TypeError for a dtype that no collective takes or, with `adds`, none that adds up."""
+    # By name, as ml_dtypes has further float types, which are not supported.
     moves = x.dtype == np.bool_ or OPAQUE.fullmatch(x.dtype.name) is not None
     if x.dtype.name in _SUPPORTED or (moves and not adds):
         return
@@ -175,11 +175,11 @@ def recv(
 ) -> Any: ...
 @documented(MessageOptions, "async_op", "return_outcome")
 def recv(comm: Group, shape: Shape, dtype: DTypeLike, src: Root, **options: Any) -> Any:
-    """The array that `src` sends, as a new array of this shape and dtype.
+    """Receives the array that `src` sends, as a new array of this `shape` and `dtype`.
 
-    Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`; the shape is this peer's alone. Bool and floats of eight bits go as u8: nobody
-    compares such dtypes.
+    Number and dtype of the elements must be those of the `x` that `src` sends, or both peers get
+    `Mismatch`; the shapes may differ. Bool and floats of eight bits travel as u8: a difference
+    between dtypes that travel as u8 is not noticed.
     """
     made: NDArray[Any] = np.empty(shape, np.dtype(dtype).newbyteorder("="))
     check_dtype(made, adds=False)
@@ -191,7 +191,8 @@ class SharedState(KitState[Array]):
 
     Raises TypeError for anything but numpy.ndarray, or for a dtype that is not in `pccl_py.DType`,
     ValueError for a read-only array that is not among `may_differ`, and the errors of
-    `Group.shared_state`. With `prefetch`, newcomers get a packed array as it was at the last sync.
+    `Group.shared_state`. With `prefetch`, newcomers get an array that had to be packed as it was at
+    the last sync.
     """
 
     def __init__(

@@ -5,9 +5,9 @@
     mean = pnp.tree.all_reduce(comm, {"w": w, "b": [b0, b1]}, op="avg")    # a new tree
     pnp.tree.all_reduce_(comm, gradients, op="avg", codec="int8")           # in place
 
-A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order of
-their keys. All of its arrays are one operation: either all of them have their result or none has.
-More about it in `flatten` of pccl_py.kit.
+A tree is a dict, list, tuple or named tuple of trees, None, or an array; a dict's values are taken
+in the order of its keys. All arrays of a tree are one operation, which succeeds or fails for all of
+them. `flatten` of pccl_py.kit says more about trees.
 """
 
 from __future__ import annotations

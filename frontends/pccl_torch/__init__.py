@@ -6,19 +6,19 @@
     pt.all_reduce_(comm, p.grad, op="avg")              # in place, of any strides
     mine = pt.reduce_scatter(comm, gradients)           # this rank's rows of the sum
     whole = pt.all_gather(comm, mine)                   # the rows of all ranks
-    table = pt.gather(comm, mine)                       # the same on rank 0, None elsewhere
-    mine = pt.scatter(comm, table, out=mine)            # from rank 0, to each its rows
+    table = pt.gather(comm, mine)                       # the rows of all ranks; on rank 0 alone
+    mine = pt.scatter(comm, table, out=mine)            # this rank's rows of rank 0's table
     theirs = pt.all_to_all(comm, whole)                 # this rank's rows of every rank's tensor
     pt.send(comm, mine, dst=1)                          # rank 1 calls pt.recv_(comm, mine, src=0)
     pt.tree.all_reduce_(comm, {"w": w, "b": b})         # several tensors as one operation
-    w, b = pt.all_reduce_many(comm, [w, b])             # each as its own, repeated if aborted
+    w, b = pt.all_reduce_many(comm, [w, b])             # an operation each, retried if aborted
     state = pt.shared_state(comm, model.state_dict())   # state.sync() makes all members equal
     y = pt.nn.all_reduce(comm, x)                       # with a gradient
 
-Functions without an underscore return new tensors; those with one write into their argument. Both
-take tensors of the CPU, of any strides: tensors.py says which are refused, and how. With
-`async_op=True` each returns a Work, whose `wait` has the result; those that return tensors also
-take `return_outcome=True`. Everything else is pccl_py's: errors, deadlines, recovery.
+A function whose name ends in an underscore writes into its argument; the others return new tensors.
+All of them take CPU tensors of any strides; tensors.py lists the tensors that are refused, and the
+errors. With `async_op=True` a function returns a Work, whose `wait` returns the result. Functions
+that return tensors also take `return_outcome=True`. Errors, deadlines and recovery are pccl_py's.
 """
 
 try:
@@ -101,5 +101,5 @@ register()
 
 
 def __dir__() -> list[str]:
-    """For completion: public names, and none of the modules that happen to be imported."""
+    """The public names, for completion; imported modules are left out."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,11 +1,11 @@
-"""The part of ElasticState that begins before a process enters its group: newcomers fetch ahead.
+"""A newcomer fetches its ElasticState with `prefetch` before it enters the group.
 
-A shared state with `prefetch` is fetched in the background if it is made between connecting and
-entering, with the names and shapes that the members have. So start.py tells `connected` of a
-connection, which asks the states that wait for one to begin; and `entries_to_come` says what an
-optimizer will keep before it has made a step, which all members share from the beginning. When it
-is fetched: docs/internals/ALGORITHMS.md. If names or shapes differ nothing is fetched ahead, and
-the first sync brings all of it.
+A shared state is fetched in the background (docs/internals/ALGORITHMS.md) if the newcomer makes it
+after connecting and before entering, with the names and shapes that the members have. So start.py
+calls `connected` after each connection, which lets the waiting ElasticStates begin. And
+`entries_to_come` predicts the state that an optimizer's first step makes, because all members share
+that state from the beginning. If names or shapes differ, the newcomer fetches nothing ahead, and
+its first sync transfers the whole state.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def await_connection(state: Any) -> None:
-    """Has `state.begin_to_fetch` called for each default group, before it is entered."""
+    """Makes `connected` call `state.begin_to_fetch` for each later default group."""
     _waiting.add(state)
 
 
 def connected(group: Group) -> None:
-    """This process will enter `group`, the default one, and has not yet."""
+    """Starts the waiting fetches: this process is connected to the default `group`, and outside."""
     for state in list(_waiting):
         state.begin_to_fetch(group)
 
@@ -41,10 +41,10 @@ def connected(group: Group) -> None:
 def entries_to_come(
     optimizer: Optimizer | None, parameters: list[Tensor]
 ) -> Iterator[tuple[int, str, Tensor | float]]:
-    """The state that the optimizer's first step makes of each parameter, without its content.
+    """The state that the optimizer's first step makes: place of the parameter, key, value.
 
-    A copy of it makes a step on parameters without memory. Nothing, if it has state already, or if
-    it cannot make such a step.
+    A copy of the optimizer makes a step on parameters without memory, so values have no content.
+    Yields nothing if the optimizer already has state, or if that step fails.
     """
     if optimizer is None or optimizer.state:
         return
@@ -53,7 +53,7 @@ def entries_to_come(
         twin: Any = copy.deepcopy(optimizer, dict[int, Any](twins))
         step: Callable[[], object] = twin.step
         step()
-    except Exception as error:  # noqa: BLE001  optimizers are others' code
+    except Exception as error:  # noqa: BLE001  an optimizer may raise anything
         log.info(
             "the state of %s is not known before its first step (%s: %s): a newcomer fetches "
             "nothing ahead",

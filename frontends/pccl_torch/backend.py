@@ -1,11 +1,11 @@
 """ProcessGroupPccl: the collectives of torch.distributed over a group of pccl_py.
 
-PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives);
-each checks and packs its tensors and begins one operation. How a group is made, and its safe
-point: start.py. Which tensors can be sent: tensors.py. The Work that is returned: work.py.
+PyTorch calls the methods by these names, from Python and from C++ (DDP, functional collectives). A
+collective checks and packs its tensors, begins one operation and returns a Work (work.py). start.py
+makes groups and has their safe point; tensors.py says which tensors can be sent.
 
-PyTorch's ranks of a group follow the list it was made of; those of pccl_py follow the ids of peers.
-`_peers` has the ids in PyTorch's order.
+PyTorch's ranks of a group follow the list that the group was made of; pccl_py's ranks follow the
+ids of peers. `_peers` has the peer ids in the order of PyTorch's ranks.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from pccl_torch.staging import Stager, staged, stages_for
 from pccl_torch.tensors import TORCH, check_written
 from pccl_torch.work import PcclWork
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
 c10d: Any = distributed_c10d
-# Its types do not have all that there is.
+# The stubs of _distributed_c10d lack names that exist.
 native: Any = _distributed_c10d
 
 Tensors: TypeAlias = Sequence[Tensor]
 Splits: TypeAlias = Sequence[int]
 
-# Parsed, as are the options of a group below: a call takes a fifth of a millisecond.
+# pccl_py's op for each op of PyTorch, already parsed, as a call takes a fifth of a millisecond.
 _OPS: dict[Any, Any] = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
     dist.ReduceOp.AVG: ReduceOp.AVG,
@@ -70,15 +70,15 @@ _OPS: dict[Any, Any] = {
     dist.ReduceOp.BAND: ReduceOp.BAND,
     dist.ReduceOp.BOR: ReduceOp.BOR,
     dist.ReduceOp.BXOR: ReduceOp.BXOR,
-    # Refused by pccl_py, with the reason.
+    # pccl_py refuses this op, and its error says why.
     dist.ReduceOp.PREMUL_SUM: "premul_sum",
 }
-# A tag of a message has its place among those with that tag behind it (TAG_BITS of pccl_py).
+# A message's tag in pccl_py: PyTorch's tag times this, plus the message's number, counted by tag.
 _IN_FLIGHT = 1 << 14
-# Between the name that a group was given and how often it was renamed.
+# Separates the name that a group was given from the number of its renamings.
 _RENAMED = "~"
 _TAGS = 1 << (TAG_BITS - 14)
-# For truth values, as NCCL has it: a sum is true where any is.
+# Ops for bool tensors, as in NCCL: a sum is true where any member's value is true.
 _OPS_OF_BOOL: dict[Any, Any] = {
     ReduceOp.SUM: ReduceOp.BOR,
     ReduceOp.MAX: ReduceOp.BOR,
@@ -87,23 +87,23 @@ _OPS_OF_BOOL: dict[Any, Any] = {
 }
 
 
-@accepting  # all forms of a call, of which a method has one
-@staged  # tensors of CUDA as well
+@accepting  # accepts all forms of a call, where a method has one (forms.py)
+@staged  # takes CUDA tensors as well (staging.py)
 class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     """A process group of torch.distributed. `dist.init_process_group("pccl")` makes one.
 
-    Calls may come from any thread; all members must call the same in the same order. The group is
-    entered by its first call, or by `pccl_torch.admit`, whichever is first.
+    Calls may come from any thread; all members must make the same calls in the same order. A
+    process enters the group in its first call, or in an earlier `pccl_torch.admit`.
     """
 
     of_mesh = False
-    """Its members change with those of others (mesh.py)."""
+    """Whether the group is one of an `Hsdp`, which changes the group's members (mesh.py)."""
 
     needs_founders = False
-    """Whether it is over if it begins without one of those that it was made of (start.py)."""
+    """Whether the group is barred if one of its founders is lost before it begins (start.py)."""
 
     token = ""
-    """That of the run, for a group that begins with its first call (start.py)."""
+    """The run's token, to ask the coordinator for missing members before the group begins."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     ) -> None:
         super().__init__(rank, len(peers))
         self.comm = group
-        """The group of pccl_py, for what torch.distributed has no word for."""
+        """The group of pccl_py, for calls that torch.distributed does not have."""
         self._peers = tuple(peers)
         self._rank = rank
         self._named = name
@@ -134,29 +134,29 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         self._beside = Beside(self)
         self._lock = threading.RLock()
         self._tag = 0
-        # How many messages were begun, by whether they are sent, the other's rank, and their tag.
+        # Number of messages begun, by call ("send" or "recv"), rank of the other member, and tag.
         self._messages: dict[tuple[str, int, int], int] = {}
-        # Whether a call need not look: not taken back by a loss, which the group tells of.
+        # Whether this process has entered the group, and calls are permitted; no loss resets it.
         self._is_entered = group.epoch != 0
-        # The safe point that was passed to enter, until the program asks for its answer.
+        # The answer of the safe point at which this process entered, until `take_entry`.
         self._entry: Admission | None = group._admission
         self.is_founder = self._entry is not None and _is_founding(self._entry)
-        """Whether the epoch began with all its members, and no safe point was passed since."""
-        # Whether ranks follow the list that the group was made of, or the epoch.
+        """Whether the last safe point of this process began an epoch of new members alone."""
+        # Whether PyTorch's ranks follow the list that the group was made of; else the epoch.
         self._is_listed = group.epoch == 0
-        # Ranks of pccl_py by those of PyTorch; None where they are the same.
+        # pccl_py's rank for each rank of PyTorch; None if all are equal.
         self._places: list[int] | None = None
-        # Why no call can be made in the group any more, or not yet.
+        # The error that every call in the group raises; None permits calls.
         self._barred: PcclError | None = None
 
     # ---- questions that PyTorch asks of a group
 
     def getBackendName(self) -> str:
-        """ "pccl"."""
+        """The name of the backend, "pccl"."""
         return "pccl"
 
     def name(self) -> str:
-        """ "pccl"."""
+        """The name of the backend, "pccl"."""
         return "pccl"
 
     def rank(self) -> int:
@@ -164,21 +164,21 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._rank
 
     def size(self) -> int:
-        """Members of the group. Changes only in `pccl_torch.admit`."""
+        """The number of members of the group. Changes only in `pccl_torch.admit`."""
         return len(self._peers)
 
-    # C++ asks by these names (DDP divides by the size), and else takes what it was told at first.
+    # C++ calls these names (DDP divides by the size); else it takes the constructor's values.
     getRank = rank
     getSize = size
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """The ids of the members, in the order of their ranks."""
+        """The peer ids of the members, in the order of PyTorch's ranks."""
         return self._peers
 
     @property
     def next_tag(self) -> int:
-        """The tag that the next collective has in `comm`; each has another one than the last."""
+        """The tag of the next collective in `comm`; each collective takes the next number."""
         return self._tag
 
     @property
@@ -188,12 +188,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def group_name(self) -> str:
-        """The same."""
+        """The name that PyTorch has given the group."""
         return self._named
 
     @property
     def group_desc(self) -> str:
-        """The purpose of the group, in the words of whoever made it."""
+        """The description that the program gave the group when it made it."""
         return self._described
 
     def _set_group_name(self, name: str) -> None:
@@ -204,27 +204,27 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def supports_coalescing(self) -> bool:
-        """False: lists of tensors go as one operation by the `_coalesced` methods."""
+        """False: the `_coalesced` methods send a list of tensors as one operation."""
         return False
 
     supports_splitting = False
-    """dist.new_group makes groups of some ranks."""
+    """`split_group` raises: dist.new_group makes groups of some ranks."""
 
     supports_reconfigure = False
-    """Members come and go in `pccl_torch.admit`; for those that a program names: start.py."""
+    """Members change in `pccl_torch.admit`; only start.py's ReconfigurableGroup reconfigures."""
 
     supports_window = False
-    """No memory of others can be written to."""
+    """Members cannot write to each other's memory."""
 
     def get_backend(self, device: Any) -> ProcessGroupPccl:
-        """This group, for any device: PyTorch asks it what the backend can."""
+        """This group, as the backend for any `device`."""
         return self
 
     _get_backend = get_backend
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors a collective takes; the first also carries objects."""
+        """The devices whose tensors a collective takes; collectives of objects use the first."""
         cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
         return [torch.device("cpu"), *cuda]
 
@@ -234,11 +234,11 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return
 
     def get_group_store(self) -> Any:
-        """The store that the group was made with."""
+        """The store that PyTorch gave the group."""
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of later calls that name none, also of those in `comm`."""
+        """Sets the deadline of later calls without a timeout, in this group and in `comm`."""
         self.comm.deadline = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -249,11 +249,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     # ---- beginning and ending
 
     def enter(self, call: str, timeout: timedelta | None = None) -> None:
-        """Enters the group, if this process has not yet. Waits for those who belong to it.
+        """Enters the group, if this process has not entered it; waits for the other members.
 
-        Each call begins here, so that it comes after those before it whose tensors are still copied
-        (staging.py). `call`: its name, for the error after `timeout` (that of the group if None).
-        Raises PeerLost in a group that cannot go on with the members that it has.
+        Each collective calls `enter` first. `enter` waits until earlier calls, whose CUDA tensors
+        are still being copied, have begun (staging.py). `call`: the collective's name, for the
+        error after `timeout` (the group's timeout if None). Raises the error of a barred group:
+        PeerLost if the group cannot go on with its members.
         """
         self._stager.drain()
         if self._is_entered:
@@ -281,12 +282,12 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         raise torch_error(error, self.comm)
 
     def take_entry(self) -> Admission | None:
-        """The safe point at which a call has entered the group, once; or None."""
+        """The answer of the safe point at which this process entered, once; then None."""
         entry, self._entry = self._entry, None
         return entry
 
     def pass_safe_point(self, deadline: float | None) -> Admission:
-        """The safe point of this group alone: pccl_torch.admit passes those of all."""
+        """Passes this group's safe point alone; pccl_torch.admit passes those of all groups."""
         self._stager.drain()
         with self._lock:
             try:
@@ -314,7 +315,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
             self.bar(PeerLost(why))
 
     def _bar_if_changed(self, members: tuple[PeerId, ...]) -> None:
-        """Ranks and size stay: they are what buffers of the program are cut for."""
+        """Bars the group if its members changed; its ranks and size stay, as buffers need them."""
         if set(members) != set(self._peers) and self._barred is None:
             left = len(set(self._peers) & set(members))
             why = (
@@ -326,21 +327,21 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
     @property
     def is_barred(self) -> bool:
-        """Whether every call raises, for a reason that lies in the past."""
+        """Whether every call in the group raises the error of `bar`."""
         return self._barred is not None
 
     def bar(self, why: PcclError | None) -> None:
-        """No call can be made in the group any more, for this reason; or again, for none."""
+        """Makes every call in the group raise `why`; None permits calls again."""
         self._barred = why
         self._is_entered = False
 
     def rename(self) -> None:
-        """Another name for the same group: see `leave_behind`."""
+        """Gives the group another name, as `leave_behind` gives its old name to a past group."""
         self._renamed += 1
         self._named = f"{self._named.partition(_RENAMED)[0]}{_RENAMED}{self._renamed}"
 
     def past(self, peers: Sequence[PeerId], rank: int, why: str) -> ProcessGroupPccl:
-        """This group as it was with these members, whose every call raises PeerLost."""
+        """A copy of this group with past members, in which every call raises PeerLost(why)."""
         made = ProcessGroupPccl(
             self.comm, peers, rank, self._named, self._options, self._store, lambda: None
         )
@@ -349,14 +350,14 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return made
 
     def _failed(self, error: PcclError) -> None:
-        """A call in the group has failed. mesh.py has more to do then."""
+        """Called when a call in the group has failed; mesh.py overrides it."""
 
     def _take_up(self, members: tuple[PeerId, ...], leaves_behind: bool = True) -> None:
-        """The members of an epoch, in the order of the list that the group was made of.
+        """Takes the members of a new epoch as the members of the group, and counts tags from 0.
 
-        Once somebody has joined, whose list may be another one, they are in the order of the epoch
-        for all: those from before, and then those who have joined. All members count their tags
-        from 0 again, as newcomers do. Things made for the old members are left behind.
+        Ranks follow the list that the group was made of until a member has joined, whose list may
+        differ. From then on they follow the epoch on all members: old members first, then new ones.
+        Models and meshes made for the old members are cut off (`leave_behind`).
         """
         before, rank = self._peers, self._rank
         there = set(members)
@@ -397,13 +398,13 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     ) -> PcclWork:
         """Begins an operation of all members, with the next tag.
 
-        `feedback`: the losses of the codec in the call before, which go into this one.
+        `feedback`: the codec's losses of the previous call, which this call adds to its input.
         """
         self.enter(call, deadline)
         options.setdefault("recovery", self._recovery)
         with self._lock:
             comm, tag = self.comm, self._tag
-            if feedback is not None:  # found by the tag, which is another one in each call
+            if feedback is not None:  # pccl_py finds it by the tag, which each call changes
                 comm._feedbacks[tag] = feedback
             try:
                 begun = self._start(call, given, tag, fill, deadline, options)
@@ -425,7 +426,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         deadline: timedelta | None,
         options: dict[str, Any],
     ) -> Work[Any] | PcclError:
-        """With the lock, under which an error cannot be raised (_refused). It never waits."""
+        """Begins an operation with the lock held; returns an error, as it must not raise there."""
         seconds = _seconds(deadline)
         finish = None if fill is None else _finisher(fill)
         begin: Any = getattr(self.comm, call)
@@ -438,9 +439,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return work
 
     def _refused(self, error: PcclError, comm: Group) -> PcclError:
-        """The error of a call that has not begun, as it is to be raised.
+        """The error to raise for a call that was refused at its begin.
 
-        Not with the lock: whoever is told may wait for a thread that renews this group (mesh.py).
+        Called without the lock: `_failed` may wait for a thread that renews this group (mesh.py),
+        which takes the lock.
         """
         made = torch_error(error, comm)
         if comm is self.comm and not isinstance(made, InvalidArgument):
@@ -448,22 +450,22 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return made
 
     def _on_failure(self, comm: Group) -> Callable[[PcclError], None] | None:
-        """None where nobody has to know: then no callback is kept for each work."""
+        """A callback for a failed Work that calls `_failed`; None unless a subclass has its own."""
         if type(self)._failed is ProcessGroupPccl._failed:
             return None
 
         def failed(error: PcclError) -> None:
-            if comm is self.comm:  # and no group that this one was before
+            if comm is self.comm:  # the group was not renewed since
                 self._failed(error)
 
         return failed
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        """The Work that a call returns. torchft.py looks at all of them."""
+        """Returns the Work of a call; torchft.py overrides it to record each Work."""
         return work
 
     def _place(self, rank: int) -> int:
-        """The rank of pccl_py of one of PyTorch."""
+        """pccl_py's rank for a rank of PyTorch."""
         if not 0 <= rank < self.size():
             raise InvalidArgument(
                 f"rank {rank} is not in the group, which has {self.size()} members"
@@ -471,7 +473,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return rank if self._places is None else self._places[rank]
 
     def _reduction(self, opts: Any, tensors: Tensors) -> dict[str, Any]:
-        """The options of a reduction of these tensors."""
+        """pccl_py's options for a reduction of these tensors: op, plan, codec."""
         asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         op = _OPS[getattr(asked, "op", asked)]
         kinds = {tensor.dtype for tensor in tensors}
@@ -487,7 +489,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return options
 
     def _plans(self, options: dict[str, Any], tensors: Tensors) -> bool:
-        """Whether a sum is made of an average over who contributes (Options.planned)."""
+        """Whether the caller must multiply an average to get this sum (Options.planned)."""
         if not self._options.planned or options["op"] is not ReduceOp.SUM:
             return False
         floats = [tensor.is_floating_point() or tensor.is_complex() for tensor in tensors]
@@ -506,21 +508,21 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return TORCH.packed(TORCH.array(x, adds=False))
 
     def _flat(self, x: Tensor) -> Tensor:
-        """A tensor that lists of other members have, in a shape that this member does not know."""
+        """The packed elements of `x` in one dimension, as other members may use another shape."""
         return self._source(x).view(-1)
 
     def _target(self, x: Tensor) -> Tensor:
-        """Where the result of `x` goes: itself, or packed memory in its place."""
+        """Memory for the result of `x`: `x` itself if it is contiguous, else a new tensor."""
         tensor = TORCH.array(x, adds=False)
         if tensor.is_contiguous():
-            # It may be written from now on, also if nobody waits for it.
+            # The operation may write the tensor from now on, even if the program drops the Work.
             TORCH.written(tensor)
             return tensor
         check_written(tensor)
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     def _places_of(self, tensors: Tensors) -> list[Tensor]:
-        """Tensors that are reduced in place, packed."""
+        """Packed tensors with the values of `tensors`, to be reduced in place."""
         made = []
         for tensor in tensors:
             target = self._target(tensor)
@@ -530,7 +532,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return made
 
     def _order(self) -> Sequence[int]:
-        """PyTorch's ranks in the order of pccl_py's."""
+        """PyTorch's ranks, sorted by pccl_py's ranks."""
         if self._places is None:
             return range(self.size())
         return sorted(range(self.size()), key=self._places.__getitem__)
@@ -573,8 +575,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     ) -> PcclWork:
         """Averages a tensor over the members that contribute, in place: for hooks (ddp.py).
 
-        `codec`: that of the group if None; only float32 has one. `form`: a hash of what `x` is.
-        `feedback`: the losses of the codec in the call before, which go into this one.
+        `codec`: the group's codec if None; only float32 is encoded. `form`: a hash of what `x` is,
+        which all members must give alike. `feedback`: the codec's losses of the previous call,
+        which this call adds to `x`. `reword`: changes the sentence of an error.
         """
         used = self._places_of([x])
         options: dict[str, Any] = {"op": "avg", "plan": self._plan, "recovery": recovery}
@@ -613,20 +616,20 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None
     ) -> PcclWork:
-        """Reduces a list of tensors over all members; each receives that of its rank."""
+        """Reduces a list of tensors over all members; each receives the tensor of its rank."""
         self.enter("reduce_scatter", _timeout(opts))
         (output,), (parts,) = outputs, inputs
         self._check_each("the input list", parts)
         return self._reduce_scatter([output], [list(parts)], opts)
 
     def reduce_scatter_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
-        """Reduces `x` over all members; each receives the part of its rank."""
+        """Reduces `x` over all members; each member receives the part of its rank."""
         return self._reduce_scatter_singles([output], [x], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PcclWork:
-        """The same of several, as one operation."""
+        """Reduces several tensors as `reduce_scatter_single`, in one operation."""
         return self._reduce_scatter_singles(outputs, inputs, opts)
 
     def _reduce_scatter_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
@@ -640,7 +643,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._scatter_reduced(outputs, sources, targets, opts)
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> PcclWork:
-        """Takes lists of the parts of all ranks, in PyTorch's order."""
+        """Begins a reduce_scatter of lists with a tensor for each rank of PyTorch, in order."""
         sources = [_stacked([self._source(part) for part in self._in_order(p)]) for p in inputs]
         targets = [self._target(output) for output in outputs]
         counts = [part.numel() for part in self._in_order(inputs[0])]
@@ -666,7 +669,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         )
 
     def _shares(self, x: Tensor) -> list[Tensor]:
-        """The parts of each rank of PyTorch, of equal size."""
+        """Cuts `x` into flat parts of equal size, one for each rank of PyTorch."""
         flat = TORCH.packed(TORCH.array(x, adds=False)).view(-1)
         if flat.numel() % self.size():
             raise InvalidArgument(
@@ -694,7 +697,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         )
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> PcclWork:
-        """Collects a tensor of each member in a list, on all; they may differ in size."""
+        """Collects a tensor of each member in a list, on all members; sizes may differ."""
         self.enter("all_gather", _timeout(opts))
         (parts,), (x,) = outputs, inputs
         self._check_each("the output list", parts)
@@ -711,13 +714,13 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._all_gather(lists, sources, [t for ts in outputs for t in ts], opts)
 
     def all_gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
-        """Collects a tensor of each member, one behind the other, on all."""
+        """Concatenates a tensor of each member, in the order of ranks, on all members."""
         return self._all_gather_singles([output], [x], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> PcclWork:
-        """The same of several, as one operation."""
+        """Gathers several tensors as `all_gather_single`, in one operation."""
         return self._all_gather_singles(outputs, inputs, opts)
 
     def _all_gather_singles(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
@@ -738,7 +741,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         opts: Any,
         then: Callable[[], None] | None = None,
     ) -> PcclWork:
-        """Into lists of the parts of all ranks, in PyTorch's order."""
+        """Begins an all_gather into lists that have a tensor for each rank of PyTorch, in order."""
         collected = [_Parts(self._in_order(parts)) for parts in lists]
         counts = collected[0].counts
 
@@ -776,9 +779,10 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
     def gather_whole(
         self, x: Tensor, out: Tensor, counts: list[int] | None, deadline: float | None
     ) -> None:
-        """Collects what each member has, by the ranks of pccl_py, or raises PeerLost.
+        """Concatenates `x` of each member in `out`, in the order of pccl_py's ranks; blocks.
 
-        It is for what members must know of all others (elastic.py), whatever the group's recovery.
+        Raises PeerLost if a member is lost, whatever the group's recovery, as elastic.py needs the
+        data of all members.
         """
         uneven: dict[str, Any] = {}
         if counts is not None and len(set(counts)) > 1:
@@ -803,7 +807,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         return self._gather(parts, x, [] if parts is None else parts, opts)
 
     def gather_single(self, output: Tensor, x: Tensor, opts: Any = None) -> PcclWork:
-        """Collects a tensor of each member, one behind the other, on the root."""
+        """Concatenates a tensor of each member, in the order of ranks, on the root."""
         self.enter("gather", _timeout(opts))
         if _root(opts) != self._rank:
             return self._gather(None, x, [], opts)
@@ -819,7 +823,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         opts: Any,
         then: Callable[[], None] | None = None,
     ) -> PcclWork:
-        """Into the parts of all ranks, in PyTorch's order, on the root."""
+        """Begins a gather into `parts`, one for each rank of PyTorch; None except on the root."""
         collected = None if parts is None else _Parts(self._in_order(parts))
         if collected is not None and len(set(collected.counts)) > 1:
             raise InvalidArgument(
@@ -844,7 +848,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         )
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> PcclWork:
-        """Deals out a list of tensors of the root; each member receives that of its rank."""
+        """Sends each member the tensor of its rank, from a list on the root."""
         self.enter("scatter", _timeout(opts))
         root, (output,) = _root(opts), outputs
         source = None
@@ -865,7 +869,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         )
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> PcclWork:
-        """Gives each member a tensor of a list, and receives a list of one from each."""
+        """Sends each member the tensor of its rank, and receives a tensor from each member."""
         return self._all_to_all(outputs, inputs, opts)
 
     def _all_to_all(self, outputs: Tensors, inputs: Tensors, opts: Any) -> PcclWork:
@@ -887,9 +891,9 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         input_splits: Splits,
         opts: Any = None,
     ) -> PcclWork:
-        """Gives each member some rows of `x`, and receives rows from each into `output`.
+        """Sends each member some rows of `x`, and receives rows from each member in `output`.
 
-        With no splits at all, everybody has as many.
+        If both lists of splits are empty, each member gets the same number of rows.
         """
         self.enter("all_to_all", _timeout(opts))
         if output_splits or input_splits:
@@ -927,7 +931,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         fill: Callable[[], None],
         opts: Any,
     ) -> PcclWork:
-        # Counts that are all alike here may differ elsewhere.
+        # Equal counts are passed too, as they may differ on another member.
         uneven: dict[str, Any] = {}
         if counts is not None:
             uneven = {"send_counts": counts[0], "recv_counts": counts[1]}
@@ -942,14 +946,14 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         )
 
     def barrier(self, opts: Any = None) -> PcclWork:
-        """Returns when all members have called it."""
+        """Begins a barrier: the Work is done when all members have called it."""
         return self._begin("barrier", outputs=[], deadline=_timeout(opts))
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier whose error names who is missing, whatever the second argument is."""
-        if timeout is not None:  # none at all is a timeout, too
+        """Waits in a barrier, whose error names missing members; `wait_all_ranks` is ignored."""
+        if timeout is not None:  # a timeout of 0 must not mean the group's deadline
             timeout = max(timeout, timedelta(milliseconds=1))
         self._begin("barrier", outputs=[], deadline=timeout).wait()
 
@@ -989,7 +993,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
         place, memory = self._place(other), TORCH.memory(x)
         with self._lock:
             comm = self.comm
-            # Messages with one tag may be in flight together; those of pccl_py may not.
+            # PyTorch allows several messages of one tag in flight, pccl_py one: tags are numbered.
             number = self._messages.get((call, other, tag), 0)
             own = tag * _IN_FLIGHT + number % _IN_FLIGHT
             begun = self._start(call, (memory, place), own, fill, None, {})
@@ -1012,7 +1016,7 @@ class ProcessGroupPccl(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
 
 class _Parts:
-    """Tensors that an operation fills one behind the other."""
+    """Tensors that an operation fills, and `joined`, the contiguous memory that it writes."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = [TORCH.array(tensor, adds=False) for tensor in tensors]
@@ -1027,7 +1031,7 @@ class _Parts:
         self.joined = joined
 
     def fill(self) -> None:
-        """To where they are wanted, from where they came."""
+        """Copies `joined` to the tensors, unless `joined` is the tensors' own memory."""
         if not self._is_apart:
             TORCH.written(self.joined)
             return
@@ -1036,7 +1040,7 @@ class _Parts:
 
 
 def _adjoining(tensors: Tensors) -> Tensor | None:
-    """One tensor that has the memory of all, if they lie one behind the other."""
+    """One tensor over the memory of all `tensors`, if they are adjacent; else None."""
     first = tensors[0]
     place, end = first.data_ptr(), first.untyped_storage().data_ptr()
     for tensor in tensors:
@@ -1049,13 +1053,13 @@ def _adjoining(tensors: Tensors) -> Tensor | None:
 
 
 def _joined(tensors: Tensors) -> Tensor:
-    """The elements of packed tensors, one behind the other; a copy, if they are apart."""
+    """Concatenates packed tensors; without a copy if they are adjacent in memory."""
     joined = _adjoining(tensors)
     return torch.cat([tensor.reshape(-1) for tensor in tensors]) if joined is None else joined
 
 
 def _stacked(tensors: Tensors) -> Tensor:
-    """The joined tensors as rows of one tensor, where the rows of all have one shape."""
+    """Concatenates tensors: along the rows if all rows have the same shape, else flat."""
     joined, (tail, *others) = _joined(tensors), [tensor.shape[1:] for tensor in tensors]
     if not tail or any(other != tail for other in others):
         return joined
@@ -1063,7 +1067,7 @@ def _stacked(tensors: Tensors) -> Tensor:
 
 
 def _memory(tensors: Tensors) -> Any:
-    """As the core takes them: one, or a list."""
+    """The memory of the tensors, as pccl_py takes it: a Buffer for one tensor, else a list."""
     if len(tensors) == 1:
         return TORCH.memory(tensors[0])
     return [TORCH.memory(tensor) for tensor in tensors]
@@ -1078,7 +1082,7 @@ def _finisher(fill: Callable[[], None]) -> Callable[[Any], Any]:
 
 
 def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
-    """Copies what an operation has filled to where it is wanted."""
+    """A function that copies the tensors `used`, which an operation has filled, to `targets`."""
 
     def fill() -> None:
         for target, source in zip(targets, used, strict=True):
@@ -1091,7 +1095,7 @@ def _writer(targets: Tensors, used: Tensors) -> Callable[[], None]:
 
 
 def _multiplied(used: Tensors, factor: int, then: Callable[[], None]) -> Callable[[], None]:
-    """Averages as sums of so many members."""
+    """A function that multiplies the averages in `used` by `factor`, and then calls `then`."""
 
     def fill() -> None:
         with torch.no_grad():
@@ -1107,7 +1111,7 @@ def _is_founding(admission: Admission) -> bool:
 
 
 def _check_one(tensors: Tensors, method: str) -> None:
-    """In gloo the tensors of a list are parts of one sum, and NCCL takes one tensor."""
+    """Refuses lists of several tensors, which gloo would add up, and NCCL refuses as well."""
     if len(tensors) != 1:
         raise InvalidArgument(
             f"{method} takes a list of one tensor, and this list has {len(tensors)}: call "
@@ -1130,20 +1134,20 @@ def _timeout(opts: Any) -> timedelta | None:
 
 
 def _seconds(timeout: timedelta | None) -> float | None:
-    """None, for the deadline of the group, also where C++ has its mark for no timeout."""
+    """A timeout in seconds; None, for the group's deadline, unless it is above 0 (C++: -1 ms)."""
     seconds = 0.0 if timeout is None else timeout.total_seconds()
     return seconds if seconds > 0 else None
 
 
 # ---- models, meshes and DTensors of members that change ------------------------------------------
 #
-# They are cut for the members that the group had. FSDP2 reads the size of its group at each call,
-# and fits its buffers to the one it was made with: in a smaller group it would hand out memory that
-# nobody has written, and a norm of a DTensor would lack the shards of the lost. FSDP1 keeps the
-# size and divides by it. So they keep a group of the past, whose every call raises PeerLost; the
-# group itself goes on.
+# Models, meshes and DTensors are cut for the members that the group had. FSDP2 reads the size of
+# its group at each call, but its buffers fit the size at first: in a smaller group it would return
+# memory that no member has written, and the norm of a DTensor would lack the shards of lost
+# members. FSDP1 keeps the first size and divides by it. So models and meshes get a past group, in
+# which every call raises PeerLost, while the group itself goes on.
 
-# The names that objects of FSDP2 and of FSDP1 have for their groups.
+# Attributes in which objects of FSDP2 and FSDP1 keep their groups.
 _GROUPS = (
     "shard_process_group",
     "reduce_scatter_process_group",
@@ -1153,13 +1157,13 @@ _GROUPS = (
 
 
 def leave_behind(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, event: str) -> None:
-    """Everything that was made for these members of the group, among which this process had `rank`.
+    """Makes models, meshes and compiled code for the old members `peers` raise PeerLost.
 
-    Its calls raise PeerLost from now on, and tell of the `event`. Models of FSDP2 know the group
-    itself. DeviceMesh, DTensors and compiled code know it by its name: that is the name of a group
-    of the past now, and the group has a new one.
+    `rank`: this process's rank among `peers`; `event`: the reason, for the error. Models of FSDP
+    keep the group object itself (`cut_off`). A DeviceMesh, DTensors and compiled code find the
+    group by its name: a past group gets this name, and the group a new one.
     """
-    if group not in c10d._world.pg_map:  # PyTorch does not know it (torchft.py)
+    if group not in c10d._world.pg_map:  # a group of torchft.py, unknown to PyTorch
         return
     cut_off(
         group,
@@ -1183,15 +1187,15 @@ def leave_behind(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, ev
     native._register_process_group(name, past)
     native._register_process_group(group.pg_name, group)
     for mesh in _meshes(name):
-        # Else it is equal to a new one of that shape, and DTensors of that could get to be on it.
+        # Else the old mesh equals a new mesh of its shape, and new DTensors could land on it.
         mesh._thread_id, mesh._hash = name, None
 
 
 def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: str) -> None:
-    """Models that `fully_shard` or FSDP1 has dealt out over these members of the group.
+    """Makes forward and backward of models that FSDP sharded over the group raise PeerLost(why).
 
-    Their forward and backward raise PeerLost(why) from now on. Their parameters are the shards of
-    this process, as they were.
+    The models are those of FSDP1 and `fully_shard`, sharded over the members `peers`. They keep
+    their parameters, the shards of this process.
     """
     past: ProcessGroupPccl | None = None
     for holder in (*_mesh_infos(), *_states_of_fsdp1()):
@@ -1205,14 +1209,14 @@ def cut_off(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: st
 
 def _past(group: ProcessGroupPccl, peers: Sequence[PeerId], rank: int, why: str) -> Any:
     past = group.past(peers, rank, why)
-    # Else it is no group to PyTorch, which names it in what it logs of the error.
+    # PyTorch looks the past group up in these tables when it logs the error.
     c10d._world.pg_map[past] = c10d._world.pg_map[group]
     c10d._world.pg_group_ranks[past] = _Anywhere(past.rank())
     return past
 
 
 class _Anywhere(dict[int, int]):
-    """The rank of this process in a group, whatever its rank in the default group is."""
+    """Maps every rank of the default group to this process's rank in a past group."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -1226,14 +1230,14 @@ class _Anywhere(dict[int, int]):
 
 
 def _meshes(name: str) -> Iterator[Any]:
-    """Those that know a group by this name. A few may be missing, after gc.freeze()."""
+    """The meshes that find a group by this name; meshes frozen by gc.freeze() are missed."""
     for one in gc.get_objects():
         if issubclass(type(one), DeviceMesh) and name in getattr(one, "_dim_group_names", ()):
             yield one
 
 
 def _mesh_infos() -> Iterator[Any]:
-    """The groups that each model of FSDP2 in this process knows."""
+    """The objects in which the FSDP2 models of this process keep their groups."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed import _composable_state
@@ -1249,7 +1253,7 @@ def _mesh_infos() -> Iterator[Any]:
 
 
 def _states_of_fsdp1() -> Iterator[Any]:
-    """The objects that know the groups of models of FSDP1: these, their hooks and parameters."""
+    """The objects in which FSDP1 models keep their groups: models, handles, hook states."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     for one in () if kind is None else gc.get_objects():
         if issubclass(type(one), kind):

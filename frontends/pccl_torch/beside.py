@@ -1,10 +1,10 @@
-"""Another backend beside ours in one group: `dist.init_process_group("cpu:pccl,cuda:nccl")`.
+"""Another backend beside pccl in one group: `dist.init_process_group("cpu:pccl,cuda:nccl")`.
 
-PyTorch gives a process group one backend for each kind of device; but one that is written in Python
-is taken for the whole group, and the others are dropped (`_new_process_group_helper`). So our group
-holds a group of the other backend, made by its first call with tensors of that kind of device, and
-hands such calls on. It ends where all groups do, in `dist.destroy_process_group()`. staging.py asks
-here, before it takes tensors of a device itself.
+PyTorch gives a process group one backend for each kind of device. But it takes a backend written in
+Python for the whole group, and drops the other backends (`_new_process_group_helper`). So a group
+of pccl holds a group of the other backend, and passes calls with that kind of device on to it. The
+first such call makes the other group, and `dist.destroy_process_group()` ends it. staging.py asks
+`Beside.of` before it copies tensors of a device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from pccl_py import InvalidUsage
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
 c10d: Any = distributed_c10d
 
@@ -27,21 +27,21 @@ _NONE = "pccl"
 
 
 class Beside:
-    """The other backends of one group, by kinds of devices."""
+    """The groups of other backends that one group of pccl holds, by kind of device."""
 
     def __init__(self, group: Any) -> None:
         self._group = weakref.ref(group)
         self._lock = threading.Lock()
-        # PyTorch tells only after the group is made. None: it has not been asked.
+        # Backends by kind of device; None until the first call, as PyTorch knows them only then.
         self._names: dict[str, str] | None = None
         self._made: dict[str, Any] = {}
         self._ranks: list[int] = []
 
     def of(self, x: Tensor) -> Any:
-        """The group that is to be called for tensors like `x`; None: ours.
+        """The other backend's group that takes tensors on the device of `x`; None: pccl takes them.
 
-        The first call makes it, and so do all members by theirs. Raises InvalidUsage if members
-        have come or gone since: other backends have no `pccl_torch.admit()`.
+        The first call makes that group, together with the first calls of all other members. Raises
+        InvalidUsage if members have come or gone since: other backends cannot change members.
         """
         names = self._names
         if names is None:
@@ -56,7 +56,7 @@ class Beside:
         ranks = dist.get_process_group_ranks(group)
         with self._lock:
             if name not in self._made:
-                # Called by members alone, whatever other groups this process has made.
+                # Local: only members call it, and processes may have made other groups before.
                 self._made[name] = dist.new_group(
                     ranks, backend=name, use_local_synchronization=True
                 )
@@ -71,12 +71,12 @@ class Beside:
 
 
 def has_other_backends(group: Any) -> bool:
-    """Whether the group has another backend than ours for some kind of device."""
+    """Whether the group has a backend other than pccl for some kind of device."""
     return bool(_names_of(group))
 
 
 def _names_of(group: Any) -> dict[str, str]:
-    """Backends by kinds of devices, if there is another one than ours."""
+    """Names of backends by kind of device; empty if pccl is the only backend."""
     told: str = c10d._world.pg_backend_config.get(group, "")
     names = dict(part.split(":", 1) for part in told.split(",") if ":" in part)
     return names if set(names.values()) - {_NONE} else {}

@@ -1,11 +1,11 @@
-"""DistributedDataParallel over groups of pccl: a hook that averages, and wrappers after a loss.
+"""DistributedDataParallel (DDP) over groups of pccl: an averaging hook, and wrappers after a loss.
 
     ddp.register_comm_hook(None, pccl_torch.average_hook(codec="int8"))
 
 The hook averages a bucket over the members that contribute, so a member that dies inside of
-`backward` costs no step. Without a hook DDP divides by the size of the group that it has read
-before a backward that has failed; start.py calls `renew`, after which it reads it again. The state
-that a newcomer needs: elastic.py. The operation: `ProcessGroupPccl.average`.
+`backward` costs no step. Without a hook DDP divides by the group size that it has read before, even
+after a backward that failed; start.py calls `renew`, which makes DDP read the size again.
+elastic.py has the state that a newcomer needs; the hook calls `ProcessGroupPccl.average`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pccl_py.words import DIFFER_IN_FORM, RecoveryName, form_of, parse_recovery
 from pccl_torch.backend import ProcessGroupPccl
 from pccl_torch.work import PcclWork
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
 
 log = logging.getLogger("pccl.torch")
@@ -43,14 +43,16 @@ _REMEDY = (
 )
 
 _lock = threading.Lock()
-# All that live. A weak set, as it is no reason for a model to stay.
+# All living wrappers; the weak set keeps no model alive.
 _wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
-# Those whose buckets follow the order in which gradients came, which those of a new one do not.
+# Wrappers that have rebuilt their buckets in the order in which gradients arrived; a newcomer's
+# wrapper has other buckets.
 _rebuilt: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+# Wrappers whose next forward raises, as buckets differ from a newcomer's (`renew`).
 _refused: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
-# With the annotations themselves, not their text.
+# The signature that DDP checks: with annotations as objects, where `__annotations__` has text.
 _SIGNATURE = inspect.Signature(
     [
         inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD),
@@ -63,7 +65,7 @@ _SIGNATURE = inspect.Signature(
 
 
 class AverageHook:
-    """Made by `average_hook`, which says what it does. One may serve several wrappers."""
+    """The hook that `average_hook` makes and describes. One hook may serve several wrappers."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class AverageHook:
         if recovery is None:
             raise InvalidArgument("recovery of a hook must be named, it cannot be None")
         parse_recovery(recovery)
-        self.__name__ = self.__qualname__ = "average_hook"  # which DDP logs
-        self.__signature__ = _SIGNATURE  # which it checks
+        self.__name__ = self.__qualname__ = "average_hook"  # DDP logs the name
+        self.__signature__ = _SIGNATURE  # DDP checks the signature
         self._codec = codec
         self._feeds_back = error_feedback
         self._recovery = recovery
@@ -87,7 +89,7 @@ class AverageHook:
         self._missed: set[PeerId] = set()
 
     def __call__(self, state: Any, bucket: Any) -> Any:
-        """The average of a bucket, in place, as a Future of it."""
+        """Averages a bucket in place; returns a Future of its buffer."""
         group = _group(state)
         known = self._buckets.of(bucket)
         work = group.average(
@@ -105,13 +107,13 @@ class AverageHook:
         return work.get_future().then(partial(self._take, work))
 
     def _take(self, work: PcclWork, future: Any) -> Tensor:
-        """The averaged bucket. Logs whom it lacks, once for each that is lost."""
+        """The averaged bucket. Logs each lost member whose gradients it lacks, once a member."""
         averaged: Tensor = future.value()[0]
         self._note(work.outcome)
         return averaged
 
     def _note(self, outcome: Outcome) -> None:
-        """Logs whom a bucket lacks, in all of it or in a part, once for each that is lost."""
+        """Logs each member whose gradients a bucket lacks, wholly or partly, once a member."""
         if not outcome.ranges:
             return
         members = outcome.roster.members
@@ -131,9 +133,9 @@ class AverageHook:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Those of the buckets of the last backward, in their order: who is in which range.
+        """Outcomes of the last backward's buckets, in order: the contributors of each range.
 
-        Waits for them, and raises the error of the first that has failed.
+        Waits for all buckets, and raises the error of the first bucket that failed.
         """
         return [work.outcome for work in self._works]
 
@@ -147,20 +149,19 @@ def average_hook(
     """A communication hook for DDP: the average of each bucket over the members that contribute.
 
     For `ddp.register_comm_hook(state, hook)`; `state` is the process group of `ddp`, or None for
-    the default group. A member that is lost takes no part, and nobody else gets an error; so the
-    average of a bucket may be over fewer members than that of the next one, and all members have
-    the same numbers. With `torch.distributed.algorithms.Join`, members that have joined contribute
-    zeros.
+    the default group. A lost member takes no part, and the other members get no error; so two
+    buckets may be averages over different numbers of members, but all members have equal averages.
+    With `torch.distributed.algorithms.Join`, members that have joined contribute zeros.
 
-    `codec`: how buckets of float32 travel, that of the group by default. `error_feedback`: what the
-    codec rounds away in a bucket is added to it at the next step; it starts from zero when DDP
-    rebuilds its buckets, which it does after the first step. `recovery`: "resume", "restart", or
-    any other of `pccl_torch.Options`. All members must pass the same, but for `error_feedback`.
+    `codec`: how buckets of float32 travel, the group's codec by default. `error_feedback`: what the
+    codec rounds away in a bucket is added to the bucket at the next step; it starts from zero when
+    DDP rebuilds its buckets, which it does after the first step. `recovery`: "resume", "restart",
+    or any other of `pccl_torch.Options`. All members must pass the same `codec` and `recovery`.
 
-    Buckets that differ between members in their parameters are a `Mismatch` for all. Errors are
-    raised by `backward`, as a RuntimeError: `pccl_torch.last_error()` is the original. Raises
-    InvalidArgument for a value that is none of these, and the hook InvalidUsage for a group of
-    another backend.
+    If a bucket has other parameters on another member, all members get a `Mismatch`. `backward`
+    raises errors as RuntimeErrors: `pccl_torch.last_error()` is the original error. This function
+    raises InvalidArgument for a value that is none of these; the hook raises InvalidUsage for a
+    group of another backend.
     """
     return AverageHook(codec, error_feedback=error_feedback, recovery=recovery)
 
@@ -176,7 +177,7 @@ class _Parameters(dict[str, inspect.Parameter]):
 
 
 class _NoHook(inspect.Signature):
-    """The signature of `average_hook`, in which DDP looks for that of a hook."""
+    """The signature of `average_hook`: raises TypeError if DDP takes the function for a hook."""
 
     @property
     def parameters(self) -> Any:
@@ -187,12 +188,12 @@ average_hook.__signature__ = _NoHook.from_callable(average_hook)  # type: ignore
 
 
 def renew(groups: Mapping[ProcessGroupPccl, bool]) -> None:
-    """Tells wrappers over these groups that their members have changed; whether some are new.
+    """Tells DDP wrappers that the members of these groups changed; True: a member is new.
 
-    A wrapper reads the size of its group anew, makes its buckets anew after the next step, and runs
-    again if its last backward has raised. Where somebody is new, whose buckets are in another
-    order, one that has already rebuilt its buckets raises InvalidUsage in its next forward, and so
-    does one with a hook of the program's own, which may count its calls; unless the hook notices
+    A wrapper reads its group's size again, rebuilds its buckets after the next step, and runs again
+    if its last backward raised. A new member has buckets in another order. So with a new member, a
+    wrapper that has rebuilt its buckets raises InvalidUsage in its next forward; so does a wrapper
+    with a hook of the program, which may count its calls. An AverageHook finds the difference
     itself.
     """
     for wrapper in _living():
@@ -245,7 +246,7 @@ def _reword(sentence: str) -> str:
 
 @dataclass
 class _Bucket:
-    """A bucket of some parameters, for as long as they are together."""
+    """The hook's record of a bucket, as long as the bucket has the same parameters."""
 
     parameters: list[weakref.ref[Tensor]]
     form: int
@@ -259,20 +260,20 @@ class _Bucket:
         )
 
     def next_feedback(self) -> ErrorFeedback:
-        """That of the last step; a new one if that step has failed, and is still under way."""
+        """The error feedback of the last step; a new one if that step's operation still runs."""
         if self.work is not None and not self.work.is_completed():
             self.feedback = ErrorFeedback(0)
         return self.feedback
 
 
 class _Buckets:
-    """The buckets that a hook has seen, each found by any of its parameters."""
+    """The buckets that a hook has seen; each can be found by any of its parameters."""
 
     def __init__(self) -> None:
         self._by_parameter: dict[int, _Bucket] = {}
 
     def of(self, bucket: Any) -> _Bucket:
-        """The one with these parameters; those that have shared a parameter with it are over."""
+        """The record of DDP's `bucket`; drops other buckets that had one of its parameters."""
         parameters: list[Tensor] = bucket.parameters()
         known = self._by_parameter.get(id(parameters[0]))
         if known is not None and known.is_of(parameters):
@@ -287,7 +288,7 @@ class _Buckets:
 
 
 def _form(bucket: Any, parameters: Iterable[Tensor]) -> int:
-    """A hash of what is in a bucket, and where: equal on members whose buckets may be added."""
+    """A hash of a bucket's number and parameters: equal on members whose buckets may be added."""
     names = {
         id(parameter): name
         for wrapper in _living()

@@ -1,4 +1,4 @@
-"""ElasticState: what a training program must have alike on all members, newcomers included.
+"""ElasticState: the state that all members of a training run, newcomers included, must share.
 
     state = pccl_torch.ElasticState(model, optimizer, step=0)
     while state.step < 1000:
@@ -9,9 +9,9 @@
         ...
         state.step += 1
 
-It decides which tensors of a module and an optimizer are shared, and under which names. The
-content that wins and the bytes that move are decided below pccl_py/shared_state.py. A newcomer
-begins before it enters: ahead.py. A loop that handles losses: examples/torch_elastic.py.
+ElasticState decides which tensors of a module and an optimizer are shared, and under which names.
+pccl_py/shared_state.py elects the content and moves the bytes. ahead.py starts a newcomer's fetch
+before it enters. A loop that handles losses: examples/torch_elastic.py.
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ from pccl_torch.errors import torch_error
 from pccl_torch.shared_state import SharedState
 from pccl_torch.tensors import DTYPES, OPAQUE, PAIRS, TORCH
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
 
-# Bounds of a description that comes from another member.
+# Limits of the description of an optimizer's state that another member sends: bytes of it,
+# letters of a key, dimensions of a tensor.
 _PLAN_BYTES_MAX = 64 << 20
 _KEY_LETTERS_MAX = 200
 _AXES_MAX = 16
-# Elements of all entries together, in multiples of what one may have, which is twice the elements
-# of all parameters: AdamW has one and a half of it.
+# Limit of the elements of all entries together, in multiples of the limit of one entry, which is
+# twice the elements of all parameters; AdamW with amsgrad needs one and a half.
 _STATES_MAX = 8
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPES, *PAIRS, *OPAQUE)}
 
 
 class _Entry(NamedTuple):
-    """A tensor or a number in the state of an optimizer, by its parameter's place among all."""
+    """The description of a tensor or a number in the state of an optimizer."""
 
-    parameter: int
+    parameter: int  # place of the parameter among all parameters of the optimizer
     key: str
     dtype: str  # "" for a number of Python
     shape: tuple[int, ...] = ()
@@ -67,35 +68,37 @@ class _Shared(NamedTuple):
 
     group: Group
     state: SharedState
-    numbers: dict[str, Tensor]
-    places: dict[str, tuple[Any, ...]]
+    numbers: dict[str, Tensor]  # tensors of one element that hold the shared numbers
+    places: dict[str, tuple[Any, ...]]  # memory and layout of each shared tensor (`_place`)
 
 
 class ElasticState:
     """A module, its optimizer and some counters, which `sync` makes equal on all members.
 
-    Shared are the parameters and the persistent buffers of `module`, under the names that
-    `state_dict` has for them; of `optimizer`, which may be None, its state and the numbers of its
-    param_groups (lr, betas, weight_decay and so on); and `counters`, ints and floats, which are
-    attributes: `state.step += 1`. Not shared are buffers that are not persistent, flags and strings
-    of param_groups, and schedulers: derive these from a counter (`scheduler.last_epoch =
-    state.step` after each sync).
+    Shared are the parameters and the persistent buffers of `module`, under their `state_dict`
+    names; the state of `optimizer`, which may be None, and the numbers of its param_groups (lr,
+    betas, weight_decay and so on); and `counters`, ints and floats, which are attributes of this
+    object: `state.step += 1`. Not shared are buffers that are not persistent, flags and strings of
+    param_groups, and schedulers: derive these from a counter (`scheduler.last_epoch = state.step`
+    after each sync).
 
-    All members make it of modules and optimizers of the same structure. State that an optimizer
-    makes at its first step is made in `sync` on members that have none yet. `group`: a process
-    group of pccl; the default group if None, as it is when `sync` is called. `revision`: if
-    members start together, the content of the highest revision wins. Pass the step of a checkpoint:
-    a run that nobody enters or leaves syncs once, so `self.revision` does not tell its files apart.
+    All members make an ElasticState of modules and optimizers of the same structure. If one member
+    has state that its optimizer made at the first step, `sync` makes this state on members without
+    it. `group`: a process group of pccl; if None, the default group at the time of `sync`.
+    `revision`: if members start together, the content of the highest revision wins. Pass the step
+    of a checkpoint: a run whose members stay syncs once, so `self.revision` does not tell its
+    checkpoints apart.
 
-    `prefetch`, the same on all members: a newcomer fetches in the background, before the others let
-    it in, the tensors that do not change, those of a frozen base model for example. It must make
-    the ElasticState before its `dist.init_process_group`. A member has one such state at a time:
-    it keeps the memory of the tensors of the last sync until the next one, or until `close`.
+    `prefetch`, the same on all members: a newcomer fetches in the background, before the members
+    admit it, the tensors that do not change, those of a frozen base model for example. The newcomer
+    must make the ElasticState before its `dist.init_process_group`. A member has one ElasticState
+    with `prefetch` at a time: it keeps the memory of the tensors of the last sync until the next
+    sync, or until `close`.
 
     Raises InvalidArgument for a revision outside [0, 2**62), and TypeError for what is no module,
     no optimizer or no number, for a module with extra state that is no tensor, and for state of an
-    optimizer that is no tensor and no number; `sync` and `digest` also for a DTensor that is not
-    replicated on all of its mesh (FSDP2): `Hsdp.sync` is for these.
+    optimizer that is no tensor and no number. `sync` and `digest` also raise TypeError for a
+    DTensor that is not replicated on all of its mesh (FSDP2), which `Hsdp.sync` takes.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class ElasticState:
         self._revision = unsigned(revision, "revision", 62)
         self._prefetch = bool(prefetch)
         self._shared: _Shared | None = None
-        # With prefetch: what the optimizer will keep, before it or another member's has any.
+        # With prefetch: zeros for the optimizer's state, until a member's optimizer has state.
         self._to_come: dict[tuple[int, str], Any] = {}
         self._counters: dict[str, float] = {}
         for name, value in counters.items():
@@ -160,7 +163,7 @@ class ElasticState:
 
     @property
     def revision(self) -> int:
-        """Revision of the content: that of the content which the last sync elected, plus one."""
+        """One more than the revision that the last sync elected; before it the constructor's."""
         return self._revision
 
     def sync(
@@ -169,17 +172,17 @@ class ElasticState:
         *,
         deadline: float | None = None,
     ) -> SyncOutcome:
-        """Makes all of it equal on all members, which must call it equally often. Blocks.
+        """Makes the shared state equal on all members, which must sync equally often. Blocks.
 
-        Call it after each `pccl_torch.admit()` with `changed`, and after a call that has failed.
-        The members from before give, newcomers receive, unless `strategy` says otherwise. On an
-        error everything is as it was, but that an optimizer may have state of zeros where it had
-        none. `deadline`: seconds from now, for each of its operations.
+        Sync after each `pccl_torch.admit()` with `changed`, and after a call that has failed.
+        Newcomers receive the content of the earlier members, unless `strategy` says otherwise. On
+        an error everything is as it was, but that an optimizer without state may have zeros as
+        state. `deadline`: seconds from now, for each operation of the sync.
 
-        Raises PeerLost if a member is lost while the members tell each other which state their
-        optimizers have: pass `admit` again, and then sync. Raises Mismatch if modules, optimizers
-        or counters differ in names, shapes or dtypes, which the message lists; and the other errors
-        of `pccl_py.SharedState.sync`.
+        Raises PeerLost if a member is lost while the members exchange which state their optimizers
+        have: call `admit` again, and then sync. Raises Mismatch if modules, optimizers or counters
+        differ in names, shapes or dtypes, which the message lists; and the other errors of
+        `pccl_py.SharedState.sync`.
         """
         group = self._group_now()
         self._make_what_others_have(group, deadline)
@@ -199,11 +202,11 @@ class ElasticState:
         return outcome
 
     def close(self) -> None:
-        """Lets go of the memory that a state with `prefetch` keeps, until the next sync."""
+        """Releases the memory that `prefetch` keeps for newcomers, until the next sync."""
         self._unshare()
 
     def digest(self) -> str:
-        """32 hexadecimal digits, equal on two members exactly if all that is shared is."""
+        """A hash of the shared state, 32 hexadecimal digits: equal exactly if the states are."""
         hasher = hashlib.blake2b(digest_size=16)
         shared: dict[str, Any] = dict(self._tensors()) | dict(self._numbers())
         for name in sorted(shared):
@@ -224,9 +227,9 @@ class ElasticState:
     # ---- the shared state of pccl
 
     def _share(self, group: Group) -> _Shared:
-        """The state of the last sync, or a new one if tensors moved; with the numbers of now."""
+        """The last sync's shared state, or a new one if tensors moved; sets the present numbers."""
         numbers = dict(self._numbers())
-        # Aliases: they keep the memory, even if a parameter is given another one.
+        # Detached tensors keep the memory, even if the program replaces a parameter's memory.
         tensors = {name: tensor.detach() for name, tensor in self._tensors()}
         for (place, key), value in self._to_come.items():
             name = f"optimizer.{place}.{key}"
@@ -262,7 +265,7 @@ class ElasticState:
             made.state.close()
 
     def _fetch_ahead(self) -> None:
-        """Begins with it, if the group is there and is not entered yet; else when it will be."""
+        """Begins to fetch if the group exists and is not entered; else at the next connection."""
         group = self._group
         if group is None:
             ahead.await_connection(self)
@@ -273,14 +276,15 @@ class ElasticState:
             self.begin_to_fetch(group.comm)
 
     def begin_to_fetch(self, group: Group) -> None:
-        """Called where this process is connected and has not entered (ahead.py)."""
+        """Begins to fetch from `group`, to which this process is connected, but not admitted."""
         self._expect()
         self._share(group)
 
     def _expect(self) -> None:
-        """Zeros for what the optimizer will keep, so that a newcomer has the names of the others.
+        """With `prefetch`: prepares zeros for the state that the optimizer's first step will make.
 
-        All of them have it so until one of them has made a step, and the next sync tells.
+        All members share these zeros under the same names, so a newcomer's state fits theirs. A
+        sync that finds that a member's optimizer has state drops the zeros.
         """
         parameters = self._parameters()
         if self._prefetch and not self._to_come:
@@ -331,13 +335,13 @@ class ElasticState:
                 yield name, float(value)
 
     def _parameters(self) -> list[Tensor]:
-        """All that the optimizer has, in the order in which its state_dict counts them."""
+        """The optimizer's parameters, in the order in which its state_dict numbers them."""
         if self._optimizer is None:
             return []
         return [each for group in self._optimizer.param_groups for each in group["params"]]
 
     def _optimizer_state(self) -> Iterator[tuple[int, str, Any]]:
-        """The tensors and numbers that the optimizer keeps of its parameters."""
+        """The optimizer's state: place of the parameter, key, tensor or number."""
         if self._optimizer is None:
             return
         state: Any = self._optimizer.state
@@ -366,10 +370,10 @@ class ElasticState:
                     for place, each in enumerate(value):
                         yield f"{name}.{place}", group, (key, place), each
 
-    # ---- taking over what others have
+    # ---- taking over state of other members
 
     def _take(self, name: str, given: float) -> None:
-        """A number that a sync has brought, to where it belongs."""
+        """Sets the counter, or the number of the optimizer, `name` to `given`, after a sync."""
         if name.startswith("counter."):
             self._counters[name.removeprefix("counter.")] = given
             return
@@ -391,15 +395,15 @@ class ElasticState:
         own[key] = int(given) if isinstance(own[key], int) and given.is_integer() else given
 
     def _make_what_others_have(self, group: ProcessGroupPccl, deadline: float | None) -> None:
-        """State of the optimizer that another member has and this one lacks, as zeros.
+        """Makes zeros for state of the optimizer that another member has and this member lacks.
 
-        A newcomer has made no step, so it has none of what its optimizer makes at the first one.
+        A newcomer has made no step, so it lacks the state that the first step makes.
         """
         parameters = self._parameters()
         most = 2 * sum(parameter.numel() for parameter in parameters) + 4096
         entries = _plans(group, self._plan(), len(parameters), most, deadline)
         for entry in entries:
-            assert self._optimizer is not None  # else it has no parameters, and nobody any state
+            assert self._optimizer is not None  # without parameters, `_plans` accepts no entry
             state: Any = self._optimizer.state
             parameter = parameters[entry.parameter]
             if state.get(parameter, {}).get(entry.key) is None:
@@ -413,7 +417,7 @@ class ElasticState:
             self._expect()
 
     def _plan(self) -> bytes:
-        """A description for the others: the state of the optimizer, and how all is shared."""
+        """Describes to the other members the optimizer's state and `prefetch`, as JSON."""
         listed = [_entry(*each) for each in self._optimizer_state()]
         return json.dumps([len(self._parameters()), listed, self._prefetch]).encode()
 
@@ -421,7 +425,7 @@ class ElasticState:
 def _plans(
     group: ProcessGroupPccl, own: bytes, parameters: int, most: int, deadline: float | None
 ) -> list[_Entry]:
-    """The entries that any member has, each once. All members call it together."""
+    """Exchanges the plans of all members; returns the entries that any member has, each once."""
     if len(own) > _PLAN_BYTES_MAX:
         raise InvalidArgument(
             f"the optimizer has state of {len(own)} bytes of names; {_PLAN_BYTES_MAX} are possible"
@@ -444,7 +448,7 @@ def _plans(
 
 
 def _check_sum(entries: Iterable[_Entry], most: int, peer: PeerId) -> None:
-    """A newcomer makes all of it, so one member could have it fill its memory with many entries."""
+    """Raises Mismatch if entries would fill memory: a newcomer makes zeros for each of them."""
     elements = sum(max(1, math.prod(entry.shape)) for entry in entries)
     bound = _STATES_MAX * most
     if elements > bound:
@@ -455,7 +459,7 @@ def _check_sum(entries: Iterable[_Entry], most: int, peer: PeerId) -> None:
 
 
 def _parse(text: bytes, parameters: int, most: int, prefetch: bool) -> list[_Entry]:
-    """The entries of a member. Raises Mismatch if they make no sense here."""
+    """Parses a member's plan. Raises Mismatch for entries that this optimizer cannot have."""
     try:
         count, listed, fetches = json.loads(text)
         entries = [
@@ -507,7 +511,7 @@ def _zeros(entry: _Entry, parameter: Tensor) -> Any:
 
 
 def _whole(name: str, x: Tensor) -> Tensor:
-    """The tensor that each member has all of; raises TypeError for a shard."""
+    """The whole tensor, local if it is a replicated DTensor; raises TypeError for a shard."""
     if not isinstance(x, DTensor):
         return x
     if not all(placement.is_replicate() for placement in x.placements):
@@ -540,7 +544,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _for_scheduler(value: object) -> str:
-    """The remedy for a scheduler, which ends a sentence that refuses it; else nothing."""
+    """The end of the sentence that refuses `value`: a remedy for a scheduler, else empty."""
     if not isinstance(value, LRScheduler):
         return ""
     shares = (

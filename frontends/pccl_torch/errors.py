@@ -1,7 +1,7 @@
-"""Errors as users of torch.distributed expect them: those of pccl_py that are RuntimeErrors, too.
+"""Errors as users of torch.distributed expect them: errors of pccl_py that are RuntimeErrors, too.
 
-`torch_error` makes them; backend.py and work.py raise what it returns. PeerLost is the one that
-programs catch: docs/guides/TORCH.md says what to do then.
+backend.py and work.py raise what `torch_error` returns. Programs catch PeerLost:
+docs/guides/TORCH.md says how to go on after it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pccl_py import Aborted, Group, InDoubt, InvalidUsage, PcclError
 
 
 class PeerLost(Aborted, DistBackendError):
-    """A member of the group is lost, or has left, and the call needs all of them.
+    """A member of the group is lost, or has left, and the call needs all members.
 
-    Its inputs are as they were. All members get this, and so does every further call in the group,
-    until `pccl_torch.admit()` has made it whole again without the lost member, or with another.
+    The call's inputs are as they were. The call raises PeerLost on all members, and so does every
+    further call in the group, until `pccl_torch.admit()` removes or replaces the lost member.
     """
 
 
-# For sub-groups of a communicator the library says more than `call admit`.
+# "call admit" in a sentence of the library; "call admit on ..." names a sub-group, and stays.
 _CALL_ADMIT = re.compile(r"\bcall admit\b(?! on )")
 _both: dict[type[PcclError], type[PcclError]] = {Aborted: PeerLost}
 _lock = threading.Lock()
-# The last error, as long as somebody has it, and else a copy. Its traceback and its Work have the
-# tensors of the call.
+# The last error, held weakly as its traceback and its Work keep the call's tensors; and a copy
+# without them.
 _last: tuple[weakref.ref[PcclError], PcclError] | None = None
 # How many calls have raised PeerLost.
 _losses = 0
 
 
 def torch_error(error: PcclError, group: Group | None) -> PcclError:
-    """The same error as one of torch.distributed: a `DistBackendError`, which is a RuntimeError.
+    """Makes an error of pccl_py one of torch.distributed too: a `DistBackendError`, a RuntimeError.
 
-    Its class has the name of that of pccl_py, and is a subclass of it, but that an Aborted for the
-    loss of a member is a PeerLost. `group`: in which it was raised, or None before there is one.
+    The class of the new error is a subclass of the old class, with the same name; but an Aborted
+    for the loss of a member becomes a PeerLost. `group`: the group whose call raised it, or None.
     """
     kind = type(error)
     if isinstance(error, DistBackendError):
@@ -65,11 +65,11 @@ def losses_told() -> int:
 
 
 def remembered(error: PcclError) -> PcclError:
-    """The error, which is what `last_error` answers now."""
+    """Returns `error`, and makes it the answer of `last_error`."""
     global _last, _losses
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
-    if not isinstance(error, InDoubt):  # whose Work still has something to tell
+    if not isinstance(error, InDoubt):  # the Work of an InDoubt can still be resolved
         for name in ("work", "works"):
             copy.__dict__.pop(name, None)
     with _lock:
@@ -81,11 +81,11 @@ def remembered(error: PcclError) -> PcclError:
 def last_error(of: BaseException | None = None) -> PcclError | None:
     """The last error of a call of torch.distributed in this process, or None.
 
-    DistributedDataParallel turns errors of a backward into RuntimeErrors with their text alone;
-    here is what it was: its class, `operation` and `group`. The error itself is the answer as long
-    as the program has it, and else a copy, which keeps no tensors: it has no traceback, and no
-    `work` unless it is an InDoubt. `of`: the error that was caught; the answer is None unless it is
-    the last one, or has its text.
+    DistributedDataParallel raises errors of a backward as RuntimeErrors that have only the text;
+    this function returns the original, with its class, `operation` and `group`. Once the program
+    has dropped the original, this function returns a copy, which keeps no tensors: the copy has no
+    traceback, and no `work` unless the error is an InDoubt. `of`: the error that was caught; the
+    answer is None unless `of` is the last error or contains its text.
     """
     if _last is None:
         return None
@@ -97,7 +97,7 @@ def last_error(of: BaseException | None = None) -> PcclError | None:
 
 
 def is_whole(group: Group) -> bool:
-    """Whether nobody of the group's epoch is known to be lost or to have left."""
+    """Whether no member of the group's epoch is known to be lost or to have left."""
     try:
         now = group.info()
     except InvalidUsage:  # closed

@@ -1,10 +1,10 @@
 """The forms of a collective: all calls that PyTorch's own process groups accept.
 
 PyTorch's C++ takes `broadcast([x], opts)` with a BroadcastOptions, and `broadcast(x, root=1)` with
-the parts of one. ProcessGroupPccl (backend.py) implements the form with options alone: `accepting`
-wraps its collectives, and turns each other form into that one. FORMS is what the bindings of
-ProcessGroup and of Backend say in their docstrings; a test compares them. A call that fits no form
-raises TypeError, as those bindings do, so that no argument is ever ignored.
+single fields of the options. ProcessGroupPccl (backend.py) implements only the form with an
+options object: `accepting` wraps its collectives, and converts every other form to that form. FORMS
+repeats the docstrings of PyTorch's bindings of ProcessGroup and Backend; a test compares them. A
+call that fits no form raises TypeError, as in the bindings, so that no argument is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed
 from torch import Tensor
 from torch._C import _distributed_c10d
 
-# Their types do not have all that there is.
+# The stubs of both modules lack names that exist.
 dist: Any = torch.distributed
 native: Any = _distributed_c10d
 
@@ -60,7 +60,7 @@ def _is_time(given: Any) -> bool:
     return given is None or isinstance(given, timedelta | float)
 
 
-# The checks of an argument, by the word behind its name in FORMS. Options are of a class instead.
+# The check of an argument, by the type that FORMS gives it; `_is_of` checks options objects.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": _is_tensor,
     "[Tensor]": _are_tensors,
@@ -70,11 +70,11 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "ReduceOp": _is_op,
     "timedelta": _is_time,
 }
-# Arguments that become attributes of the options.
+# Arguments that become fields of the options object: argument name, field name.
 _PARTS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
 # Arguments that a caller may leave out.
 _OPTIONAL = ("opts", "op", "timeout")
-# A tensor stands for a list of one, and a list for a list of one list.
+# Pairs (given, wanted) of types: a value of the given type is wrapped in a list.
 _WRAPPED = (("Tensor", "[Tensor]"), ("[Tensor]", "[[Tensor]]"))
 
 _SPLITS = "output_split_sizes: [int], input_split_sizes: [int]"
@@ -87,7 +87,7 @@ _ALL_GATHER_COALESCED = ("outputs: [Tensor], inputs: [Tensor], opts: AllgatherOp
 _REDUCE_SCATTER_SINGLE = ("outputTensor: Tensor, inputTensor: Tensor, opts: ReduceScatterOptions",)
 _REDUCE_SCATTER_COALESCED = ("outputs: [Tensor], inputs: [Tensor], opts: ReduceScatterOptions",)
 
-# The first form of each is that of ProcessGroupPccl, which gets its arguments by position.
+# Forms of each collective; ProcessGroupPccl implements the first one, with positional arguments.
 FORMS: dict[str, tuple[str, ...]] = {
     "allreduce": (
         "tensors: [Tensor], opts: AllreduceOptions",
@@ -149,22 +149,22 @@ FORMS: dict[str, tuple[str, ...]] = {
 
 class _Parameter(NamedTuple):
     name: str
-    # The attribute of the options that it becomes, if it is a part of them.
+    # The field of the options object that the argument becomes, or None.
     part: str | None
     fits: Callable[[Any], bool]
     is_optional: bool
-    # Whether the first form has a list of it here.
+    # Whether the argument must be wrapped in a list for the first form.
     is_wrapped: bool
 
 
 class _Form(NamedTuple):
-    """One form of a collective. `options` makes the object that its parts become."""
+    """One form of a collective. `options` makes an empty options object of its class."""
 
     parameters: tuple[_Parameter, ...]
     options: Callable[[], Any]
 
     def take(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...] | None:
-        """The arguments of the first form, by position; None if the call is not of this form."""
+        """Converts a call to the first form's arguments; None if the call is not of this form."""
         if len(given) > len(self.parameters):
             return None
         taken: list[Any] = []
@@ -199,14 +199,14 @@ class _Form(NamedTuple):
 
 
 def _wrapped(value: Any) -> list[Any]:
-    """A list of one; of an empty list nothing, as ranks that are not the root give it."""
+    """A list of `value`; an empty list if `value` is empty, as it is on ranks but the root."""
     return [value] if isinstance(value, Tensor) or value else []
 
 
 def _parsed(name: str) -> tuple[_Form, ...]:
-    """The forms of a collective, as `_Form.take` reads them."""
+    """Parses the forms of the collective `name` in FORMS."""
     first = [word.split(": ") for word in FORMS[name][0].split(", ")]
-    # send and recv have no options, and no parts of any.
+    # send and recv have no options object, so BarrierOptions is never used for them.
     kind = next((kind for _, kind in first if kind not in _KINDS), "BarrierOptions")
     options: Any = getattr(native, kind)
     forms = []
@@ -232,7 +232,7 @@ def _is_of(kind: type, given: Any) -> bool:
 
 
 def accepting(group: Class) -> Class:
-    """Has the collectives of a class of process groups accept all forms."""
+    """Makes the collectives of the class `group` accept all of their forms."""
     for name in FORMS:
         setattr(group, name, _accepting(getattr(group, name), name))
     return group

@@ -1,8 +1,8 @@
 """Waiting for the members of a new group: in `dist.new_group` (start.py), and in its first call.
 
-A group begins when all that it is made of have asked for it, and then made their first call in it
-(backend.py). One of them may be lost, before that or meanwhile: then it never begins, and all the
-others are told so, with who it is.
+A group begins when all of its members have asked for it, and then made their first call in it
+(backend.py). If a member is lost before the group begins, the group never begins, and the other
+members get an error that names the lost member.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from pccl_py import Aborted, Communicator, DeadlineExceeded, Group, PcclError, P
 
 log = logging.getLogger("pccl.torch")
 
-# How long members are waited for, at first and at most, before it is asked who is lost.
+# `found` looks for lost members after the first of these times, then at intervals that double up to
+# the second.
 _ASK_SECONDS_MIN = 1.0
 _ASK_SECONDS_MAX = 16.0
-# How long before its deadline it is asked who is missing, unless half of the time is less; and how
-# long the coordinator may take to answer.
+# `Missing` asks the coordinator this long before the deadline, but not before half of the time is
+# over; the coordinator may take as long to answer.
 _MISSING_SECONDS = 2.0
 
 
 class Missing:
-    """While a process waits in a `with` block: who is missing from a group that has not begun.
+    """Finds out, while a `with` block waits, which members of a group have not come.
 
-    The coordinator is asked shortly before the deadline: it does not know of waits that are over.
+    A timer asks the coordinator shortly before the deadline: the coordinator forgets ended waits.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Missing:
         self._missing: list[PeerId] = []
         self._labels: dict[PeerId, str] = {}
         self.has_begun = False
-        """Whether the group had members, for whom a newcomer waits."""
+        """Whether the group has begun without this process, which then waits as a newcomer."""
         late = max(seconds - _MISSING_SECONDS, seconds / 2)
         self._timer = threading.Timer(min(late, threading.TIMEOUT_MAX), self._ask)
 
@@ -83,10 +84,11 @@ class Missing:
 def found(
     comm: Communicator, token: str, name: str, peers: Sequence[PeerId], seconds: float
 ) -> Group:
-    """A group of these members of the default group `comm`, once all have asked for it.
+    """The new group `name` of `peers`, members of the default group `comm`.
 
-    Its deadline is left to the caller. Raises Aborted if a member is lost, DeadlineExceeded after
-    `seconds`, and the errors of `pccl_py.Communicator.group`.
+    Returns when all of `peers` have asked for the group; the caller sets its deadline. Raises
+    Aborted if a member is lost, DeadlineExceeded after `seconds`, and the errors of
+    `pccl_py.Communicator.group`.
     """
     until = time.monotonic() + seconds
     asks = _ASK_SECONDS_MIN
@@ -109,7 +111,7 @@ def found(
 
 
 def _check(comm: Communicator, token: str, name: str, peers: Sequence[PeerId]) -> None:
-    if comm.epoch == 0:  # it is not in the default group yet, which tells of losses
+    if comm.epoch == 0:  # only members of the default group learn of losses in it
         return
     now = comm.info()
     if now.alive == now.world_size:
@@ -125,7 +127,7 @@ def _check(comm: Communicator, token: str, name: str, peers: Sequence[PeerId]) -
 
 
 def _alive(token: str, name: str) -> set[PeerId]:
-    """Members of the group that are not lost, as the coordinator knows it."""
+    """Asks the coordinator for the members of the group that are not lost."""
     told: list[dict[str, Any]] = pccl.run_status(token)["groups"]
     (members,) = (group["epochs"][-1]["members"] for group in told if group["name"] == name)
     return {PeerId(each["peer_id"]) for each in members if each["alive"]}
@@ -137,7 +139,7 @@ def _named(
     peers: Sequence[PeerId],
     labels: Mapping[PeerId, str] = MappingProxyType({}),
 ) -> str:
-    """`labels`: of peers that this process may not have met."""
+    """Names `peers` by rank and label; `labels` has labels that `comm` may not know."""
     return " and ".join(
         f"rank {list(ranked).index(peer)} ({labels.get(peer) or comm.label(peer)})"
         for peer in peers

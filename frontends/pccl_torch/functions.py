@@ -1,17 +1,16 @@
-"""The collectives and messages over tensors of the CPU; tensors.py says which it takes.
+"""The collectives and messages over CPU tensors; tensors.py says which tensors they take.
 
-Types, docstrings and all that they do are the kit's (pccl_py.kit). A contiguous tensor goes as it
-is, without a copy; another one is packed, and its result is copied back only when the operation has
-committed, by whoever waits for it. A call raises the version of each tensor that it may write, as
-it begins, whatever becomes of it, so that a backward that needs the old values says so. A tensor
-that requires grad is read as if it were detached, and results require none: nn.py has the
-collectives with gradients. On an error every input is as it was, in place too
-(docs/internals/PROMISE.md, P3); an `out` apart from it may hold anything. After an InDoubt
-`work.resolve()` returns the result of the call.
+The kit (pccl_py.kit) has the types, docstrings and code. A contiguous tensor is sent without a
+copy. Other tensors are packed, and the thread that waits for a committed operation copies its
+result back. At its begin a call raises the version of each tensor that it may write, so that a
+backward that needs the old values raises an error. A tensor that requires grad is read as if it
+were detached, and results require no grad: nn.py has the collectives with gradients. On an error
+every input is as it was, in place too (docs/internals/PROMISE.md, P3); a separate `out` may hold
+anything. After an InDoubt `work.resolve()` returns the result of the call.
 
-A tensor belongs to an operation until that is done. Do not resize it meanwhile (`x.resize_`, or
-`resize_` of its storage): PyTorch frees the old memory, and the operation goes on in it.
-`x.data = y` and dropping the tensor are allowed: the operation keeps the storage that it has.
+Do not resize a tensor during an operation on it (`x.resize_`, or `resize_` of its storage): PyTorch
+frees the old memory, and the operation goes on using it. `x.data = y` and dropping the tensor are
+allowed, as the operation keeps the storage.
 """
 
 from __future__ import annotations
@@ -88,11 +87,11 @@ def recv(
 ) -> Any: ...
 @documented(MessageOptions, "async_op", "return_outcome")
 def recv(comm: Group, shape: Shape, dtype: torch.dtype, src: Root, **options: Any) -> Any:
-    """The tensor that `src` sends, as a new tensor of this shape and dtype.
+    """Receives the tensor that `src` sends, as a new tensor of this `shape` and `dtype`.
 
-    Its elements must be as many and of the same dtype as those of the `x` that `src` sends, or both
-    get `Mismatch`; the shape is this peer's alone. Bool and floats of eight bits go as u8, complex
-    numbers as two floats each: nobody compares such dtypes.
+    Number and dtype of the elements must be those of the `x` that `src` sends, or both peers get
+    `Mismatch`; the shapes may differ. Bool and floats of eight bits travel as u8, complex numbers
+    as two floats each: a difference between dtypes that travel alike is not noticed.
     """
     check_dtype(dtype, adds=False)
     made = torch.empty(tuple(shape), dtype=dtype, device="cpu")

@@ -3,15 +3,15 @@
     hsdp = pccl_torch.Hsdp(replicas=2, shards=2)
     for layer in layers: fully_shard(layer, mesh=hsdp.mesh)
 
-A process is lost: its replica raises PeerLost, leaves the groups that it shares with other replicas
-in the same moment, and these finish the step with averages over who is left. `pccl_torch.admit` is
-the safe point: there a newcomer takes the free place, all groups are made anew, and `Hsdp.sync`
-fetches each shard from the same shard of another replica. docs/guides/TORCH.md has the loop around
-it.
+If a process is lost, its replica raises PeerLost and at once leaves the groups that it shares with
+other replicas; the other replicas finish the step with averages over the remaining replicas. At the
+safe point, `pccl_torch.admit`, a newcomer takes the free place and all groups are made anew; then
+`Hsdp.sync` fetches each shard from the same shard of another replica. docs/guides/TORCH.md has the
+training loop.
 
-Places are agreed on at each change: all say what they have (`_Word`), and `_seats` makes the same
-table of that everywhere. Groups are sub-groups of the default group's epoch: their
-members are those of the table, in its order, until the next change.
+Places are dealt out at each change of the default group: each process sends its `_Word`, and
+`_seats` makes the same table from the words in every process. The groups of the mesh are sub-groups
+of the default group's epoch, with the members in the order of the table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pccl_torch.staging import stages_for
 from pccl_torch.start import tell_torch
 from pccl_torch.tensors import TORCH
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
 
 _NOWHERE = -1
@@ -46,10 +46,10 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Word:
-    """The words of a process when places are dealt out. Zero shards: it was lost meanwhile.
+    """Data that each process sends when places are dealt out; zero shards: the process was lost.
 
-    `began`: it has had a model that was trained. `has_state`: it has its shard of it, still.
-    `count`: how often it has said a word.
+    `began`: whether the process has ever synced a model. `has_state`: whether it still has its
+    shard of that model. `count`: how often places were dealt out, for the names of groups.
     """
 
     replicas: int
@@ -62,31 +62,31 @@ class _Word:
 
 @dataclass(frozen=True, slots=True)
 class _Seats:
-    """Ranks of the default group by their places, for those that are taken."""
+    """The rank in the default group of the process in each taken place."""
 
     replicas: int
     shards: int
     ranks: Mapping[int, int]
 
     def replica(self, number: int) -> list[int] | None:
-        """The ranks of a replica, or None if one of its shards has nobody."""
+        """The ranks of a replica, or None if one of its places is free."""
         places = range(number * self.shards, (number + 1) * self.shards)
         found = [self.ranks[place] for place in places if place in self.ranks]
         return found if len(found) == self.shards else None
 
     def whole(self) -> list[int]:
-        """The replicas that have all their shards."""
+        """Numbers of the replicas in which every place is taken."""
         return [number for number in range(self.replicas) if self.replica(number) is not None]
 
     def table(self, world_size: int) -> list[list[int]]:
-        """Ranks by replica and shard. A place that is free has the number of no rank."""
+        """Ranks by replica and shard; a free place has a number from `world_size` on."""
         count = self.replicas * self.shards
         flat = [self.ranks.get(place, world_size + place) for place in range(count)]
         return [flat[i : i + self.shards] for i in range(0, count, self.shards)]
 
 
 def _seats(words: Sequence[_Word]) -> _Seats:
-    """Places that are taken stay; the others go where the fewest are missing, by rank."""
+    """Deals out places: owners keep theirs; newcomers, by rank, fill the fullest replicas first."""
     first = words[0]
     taken = {word.place: rank for rank, word in enumerate(words) if word.place != _NOWHERE}
     places = range(first.replicas * first.shards)
@@ -99,13 +99,13 @@ def _seats(words: Sequence[_Word]) -> _Seats:
 
 
 class _PlaceGroup(ProcessGroupPccl):
-    """A group of a mesh, whose members change in `Hsdp` alone."""
+    """A group of a mesh; only `Hsdp` changes its members."""
 
     hsdp: Hsdp
     of_mesh = True
 
     def renew(self, group: Group) -> None:
-        """The members of the group are these now."""
+        """Continues in `group`, a new group of pccl_py with new members."""
         with self._lock:
             group.deadline = self.comm.deadline
             self.comm = group
@@ -114,7 +114,7 @@ class _PlaceGroup(ProcessGroupPccl):
             self.bar(None)
 
     def _take_up(self, members: tuple[PeerId, ...], leaves_behind: bool = False) -> None:
-        """Their order is that of the places already, and meshes of places stay."""
+        """Takes new members, already in the order of the mesh; leaves no mesh behind."""
         self._peers = members
         self._rank = members.index(self.comm.peer_id)
         self._tag = 0
@@ -129,14 +129,15 @@ class _ShardGroup(_PlaceGroup):
 class Hsdp:
     """The place of this process in a mesh of `replicas` times `shards`, and its groups.
 
-    All processes of the default group make it, with the same numbers, as do newcomers. Those beyond
-    replicas * shards are spares: the constructor returns when this process has a place in a replica
-    with all its shards, and passes safe points until then. With `shards` = 1 it is DDP, and with
-    one replica FSDP whose lost shards nobody has.
+    All processes of the default group, newcomers included, make an Hsdp with the same numbers.
+    Processes beyond replicas * shards are spares: the constructor passes safe points until this
+    process has a place in a replica with all its shards. With `shards` = 1 an Hsdp is DDP; with one
+    replica it is FSDP, and a lost shard cannot be fetched.
 
     Before the first step, and whenever `pccl_torch.admit()` has `changed`, call `sync`: until then
-    calls in the groups raise InvalidUsage. Raises InvalidUsage without a run, or if the others have
-    other numbers; InvalidArgument for numbers that are none; and errors of the network.
+    calls in the groups raise InvalidUsage. Raises InvalidUsage without a run, or if another process
+    has other numbers; InvalidArgument unless both numbers are integers above zero; and errors of
+    the network.
     """
 
     def __init__(self, replicas: int, shards: int) -> None:
@@ -175,31 +176,32 @@ class Hsdp:
 
     @property
     def replica(self) -> int:
-        """The number of this process's replica. It never changes."""
+        """The number of this process's replica, which never changes."""
         return self._place // self._size[1]
 
     @property
     def shard(self) -> int:
-        """The number of its shard in the replica. It never changes."""
+        """The number of this process's shard in its replica, which never changes."""
         return self._place % self._size[1]
 
     @property
     def whole(self) -> bool:
-        """Whether its replica has all shards, so that it can take part in steps."""
+        """Whether this process's replica has all its shards, and so can take part in steps."""
         return self._whole
 
     @property
     def replicas(self) -> int:
-        """How many replicas share gradients with this one, itself included; 0 without `whole`."""
+        """Number of replicas that share gradients, this one included; 0 without `whole`."""
         return self._comms[1].world_size if self._whole else 0
 
     def sync(self, tensors: Mapping[str, Any]) -> bool:
         """Makes these tensors equal in all replicas, shard by shard, in place; blocks.
 
-        `tensors`: DTensors, of which the local shards are meant, and tensors of the CPU; numbers
-        are left out. The content is that of a replica that has lost nobody; at the beginning, that
-        of the first. All processes call it, those whose replica lacks a shard as well: they take no
-        part, and it returns False. Otherwise True.
+        `tensors`: DTensors, whose local shards are synced, and CPU tensors; values that are no
+        tensors are left out. The content comes from a replica that still has all shards of the
+        model; before the first step, from the first replica with all its places taken. All
+        processes call `sync`. In a process whose replica lacks a shard it does nothing and returns
+        False; otherwise it returns True.
 
         Raises StateUnavailable if no replica has all shards of the model any more: make a new
         `Hsdp` and the model from a checkpoint, in all processes. PeerLost and other errors of
@@ -234,9 +236,9 @@ class Hsdp:
     # ---- the safe point
 
     def pass_safe_point(self, deadline: float | None) -> tuple[Admission, bool]:
-        """That of the default group, then of the mesh, for `pccl_torch.admit`.
+        """Passes the default group's safe point, then deals out places, for `pccl_torch.admit`.
 
-        All wait for each other here: those whose replica lacks a shard have no step to make.
+        All processes wait for each other here: in a replica that lacks a shard they make no steps.
         """
         world = self._run.world
         asks = torch.tensor([self._asks], dtype=torch.uint8, device="cpu")
@@ -248,7 +250,7 @@ class Hsdp:
         return admission, self._settle(deadline)
 
     def _settle(self, deadline: float | None) -> bool:
-        """Deals out places and makes the groups, if those there were are of the past."""
+        """Deals out places and makes the groups if the epoch changed; returns whether it did."""
         world = self._run.world
         if self._epoch == world.comm.epoch:
             return False
@@ -256,7 +258,7 @@ class Hsdp:
             self._count += 1
             try:
                 words = self._words()
-            except PeerLost:  # on all of them
+            except PeerLost:  # all processes get it
                 world.pass_safe_point(deadline)
                 continue
             self._arrange(words, deadline)
@@ -264,7 +266,7 @@ class Hsdp:
         return True
 
     def _words(self) -> list[_Word]:
-        """The words of each member of the default group, by rank."""
+        """Exchanges words: returns the `_Word` of each member of the default group, by rank."""
         world = self._run.world
         own = _Word(*self._size, self._place, int(self._began), int(self._has_state), self._count)
         given = torch.tensor(astuple(own), device="cpu")
@@ -282,7 +284,7 @@ class Hsdp:
         return words
 
     def _arrange(self, words: list[_Word], deadline: float | None) -> None:
-        """The groups of the places that these words lead to."""
+        """Takes the place that the words give this process, and makes the groups of the place."""
         world = self._run.world
         seats = _seats(words)
         self._count = max(word.count for word in words)
@@ -306,7 +308,7 @@ class Hsdp:
             self._break(None)
 
     def _found(self, seats: _Seats, deadline: float | None) -> None:
-        """Enters the groups of this place: all do so in one order."""
+        """Enters this place's groups: the replica's first, then that of the shard, as all do."""
         comm = self._run.world.comm
         columns = [seats.replica(number) for number in seats.whole()]
         across = [ranks[self.shard] for ranks in columns if ranks is not None]
@@ -336,17 +338,17 @@ class Hsdp:
     # ---- leaving
 
     def _break(self, error: PcclError | None) -> None:
-        """The replica of this process has lost a shard, or cannot reach it.
+        """Gives up this process's replica, which has lost a shard or cannot reach it.
 
-        Leaves its groups, so that nobody waits for this process, and nothing of half a model
-        counts; and cuts off the models, which may be in the middle of a step. Those that are made
-        afterwards are not. Any thread may call it, again and again.
+        Leaves the groups of the mesh, so that no process waits for this one and an incomplete
+        replica contributes nothing. Cuts off the models made so far, as they may be in the middle
+        of a step. Any thread may call it, any number of times.
         """
         with self._lock:
             self._asks = self._whole or self._asks
             self._whole = self._has_state = False
             comms = list(self._comms)
-            # Those of other replicas wait for this process, before those of its own.
+            # The group across replicas first: the other replicas wait in it for this process.
             for comm in reversed(comms):
                 comm.close()
             if self._broken:
@@ -363,7 +365,7 @@ class Hsdp:
                 group.bar(PeerLost(why))
 
     def _leave(self) -> None:
-        """Leaves the groups, at a safe point."""
+        """Leaves the groups of the mesh, at a safe point."""
         with self._lock:
             self._whole = False
             comms, self._comms = self._comms, []
@@ -371,7 +373,7 @@ class Hsdp:
             comm.close()
 
     def _give_up(self) -> None:
-        """Another Hsdp takes the place of this one: its groups are over."""
+        """Ends the groups of this Hsdp, because the program has made another Hsdp."""
         self._leave()
         why = "this model is of an Hsdp that another has replaced: make it anew on the mesh of that"
         for group in self._groups or ():
@@ -382,7 +384,7 @@ class Hsdp:
     # ---- the mesh of PyTorch
 
     def _make_mesh(self) -> DeviceMesh:
-        """Made of groups that PyTorch knows by their names."""
+        """The DeviceMesh of this process's two groups, which PyTorch finds by their names."""
         shards, replicas = self._comms
         self._groups = (
             self._known(_ShardGroup, shards, Options(whole=True)),
@@ -398,7 +400,7 @@ class Hsdp:
         )
 
     def _known(self, kind: type[_PlaceGroup], comm: Group, options: Options) -> Any:
-        """A group of PyTorch."""
+        """Makes the process group of `comm` through dist.new_group, so that PyTorch knows it."""
         run = self._run
 
         def take(asked: Any, _: Options) -> _PlaceGroup:

@@ -2,25 +2,25 @@
 
     y = pccl_torch.nn.all_gather(comm, x)    # backward: a reduce_scatter of the gradients
 
-The gradient of an `x` is that of the sum of all members' losses. Each collective here is linear,
-and its backward is another one of them: so it has second gradients as well. A call and its backward
-have the same tag, deadline, recovery, codec and plan; a backward in which a member is lost goes by
-that recovery. Between a call and its backward must be no safe point that begins another epoch,
-after which ranks are those of other members: such a backward is InvalidUsage, and sends nothing.
+The gradient of `x` is the gradient of the sum of all members' losses. Each collective here is
+linear, and its backward is another collective of this file, so second gradients work as well. A
+call and its backward have the same tag, deadline, recovery, codec and plan; if a member is lost in
+a backward, the call's recovery applies. If a safe point begins another epoch between a call and its
+backward, the backward raises InvalidUsage and sends nothing, as ranks may belong to other members.
 
-In a backward all members make the same calls in the same order, as everywhere; it is the graph of
-each that orders them. So the result requires grad on all (while grad mode is on), also where `x`
-does not, and all must use it in their losses. `loss.backward()` then runs every collective that the
-loss goes through. `torch.autograd.grad(loss, inputs)` and `loss.backward(inputs=...)` do not: they
-leave out what leads to none of the `inputs`, on this member alone. If `x` of one member does not
-come from its `inputs`, and that of another member does, the others wait for it until their
-deadline, or meet the next call of that member: another one is a Mismatch, and the same one of the
-same size is taken for the one left out. So call them only where `x` leads to the `inputs` on all
-members or on none. Errors of a backward that may come from this say so.
+In a backward all members must make the same calls in the same order; each member's graph orders its
+calls. So the result requires grad on all members (while grad mode is on), even where `x` does not,
+and all members must use the result in their losses. `loss.backward()` then runs every collective
+that the loss goes through. `torch.autograd.grad(loss, inputs)` and `loss.backward(inputs=...)` may
+skip a collective: a member skips its backward if its `x` does not depend on the `inputs`. If one
+member skips a backward and others do not, the others wait until their deadline, or meet the
+member's next call: a different call is a Mismatch, and a call of the same kind and size is taken
+for the skipped call. So use these two only if `x` depends on `inputs` on all members or on none.
+Errors of a backward that may come from a skipped call say so.
 
-Results are new tensors, and every member has one, so that its backward can be run: where there is
-nothing for it, that of zeros. Shapes, dtypes and errors are otherwise those of functions.py;
-`async_op` and `return_outcome` are not for these.
+Results are new tensors. Every member has a result, so that its backward can be run; a member that
+receives nothing has zeros. Shapes, dtypes and errors are otherwise those of functions.py; the
+options `async_op` and `return_outcome` are refused.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ __all__ = [
 
 
 def all_reduce(comm: Group, x: Tensor, **options: Unpack[ReduceOptions]) -> Tensor:
-    """The sum, or the average, of `x` of all members. Backward: the same of the gradients.
+    """The sum, or the average, of all members' `x`. Backward: the same `op` of the gradients.
 
-    InvalidArgument for another `op`: only these two are linear.
+    Raises InvalidArgument for another `op`: only sum and avg are linear.
     """
     _check("all_reduce", options, ReduceOptions)
     op = options.get("op", ReduceOp.SUM)
@@ -102,7 +102,7 @@ def broadcast(
 def reduce(comm: Group, x: Tensor, root: Root = 0, **options: Unpack[BroadcastOptions]) -> Tensor:
     """The sum of `x` of all members on `root`, and zeros elsewhere.
 
-    Backward: a broadcast of the root's gradient; those of the zeros do not count.
+    Backward: a broadcast of the root's gradient; gradients of the zeros are ignored.
     """
     _check("reduce", options, BroadcastOptions)
 
@@ -116,9 +116,9 @@ def reduce(comm: Group, x: Tensor, root: Root = 0, **options: Unpack[BroadcastOp
 def all_gather(
     comm: Group, x: Tensor, counts: Counts = None, **options: Unpack[MoveOptions]
 ) -> Tensor:
-    """`x` of all members along dimension 0, in rank order, on each of them.
+    """`x` of all members along dimension 0, in rank order, on each member.
 
-    Backward: a reduce_scatter of the gradients. `x` has a dimension at least.
+    Backward: a reduce_scatter of the gradients. `x` has at least one dimension.
     """
     _check("all_gather", options, MoveOptions)
     return _linear(
@@ -147,7 +147,7 @@ def gather(
 ) -> Tensor:
     """`x` of all members along dimension 0 on `root`, and zeros of that shape elsewhere.
 
-    Backward: a scatter of the root's gradient; those of the zeros do not count.
+    Backward: a scatter of the root's gradient; gradients of the zeros are ignored.
     """
     _check("gather", options, MoveOptions)
 
@@ -168,8 +168,8 @@ def scatter(
 ) -> Tensor:
     """This rank's rows of `x` of `root`. Backward: a gather of the gradients on the root.
 
-    Unlike pccl_torch.scatter, every member passes an `x` of the same shape and dtype, as its
-    backward is of that shape: its values count on the root alone, elsewhere its gradient is zero.
+    Unlike in pccl_torch.scatter, every member passes an `x` of the same shape and dtype, which are
+    those of its gradient. Only the root's values are sent; elsewhere the gradient of `x` is zero.
     """
     _check("scatter", options, MoveOptions)
 
@@ -189,7 +189,7 @@ def all_to_all(
     recv_counts: Counts = None,
     **options: Unpack[MoveOptions],
 ) -> Tensor:
-    """This rank's rows of `x` of each member, in rank order. Backward: the way back."""
+    """This rank's rows of each member's `x`, in rank order. Backward: an all_to_all back."""
     _check("all_to_all", options, MoveOptions)
     return _linear(
         comm,
@@ -200,7 +200,7 @@ def all_to_all(
 
 
 class _Linear(torch.autograd.Function):
-    """A linear function `run` of x, and its transpose, which takes gradients back."""
+    """A linear function `run` of x, and its transpose `back`, which maps gradients to x."""
 
     @staticmethod
     def forward(
@@ -222,7 +222,7 @@ class _Linear(torch.autograd.Function):
                 f"which is in epoch {ctx.comm.epoch} now: its ranks may be those of other members. "
                 "Repeat the forward, and call admit before a forward or after its backward"
             )
-        # Also where x needs no gradient: the others wait for this call.
+        # Even if x needs no gradient: the other members wait for this call.
         try:
             made = ctx.back(_dense(grads[0]))
         except (Aborted, DeadlineExceeded, Mismatch) as error:
@@ -237,15 +237,15 @@ def _linear(
 ) -> Tensor:
     TORCH.check_comm(comm)
     if isinstance(x, Tensor):
-        check_no_tangent(x)  # which a Function does not see
-    # An input that requires grad on every member, whatever `x` does.
+        check_no_tangent(x)  # here, as a Function does not see the tangent
+    # An input that requires grad makes the result require grad, even if `x` does not.
     everywhere = torch.empty(0, device="cpu", requires_grad=True)
     made: Tensor = _Linear.apply(x, everywhere, comm, run, back)  # type: ignore[no-untyped-call]
     return made
 
 
 def _dense(grad: Tensor) -> Tensor:
-    """A gradient with values of its own in memory: PyTorch's own may be sparse, or lazy views."""
+    """The gradient as a dense tensor: PyTorch's gradients may be sparse or lazy views."""
     if grad.layout != torch.strided:
         grad = grad.to_dense()
     return grad.resolve_conj().resolve_neg()
@@ -256,7 +256,7 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def _check(name: str, options: Any, kind: type) -> None:
-    """In the forward: else the backward, which has the same options, could refuse one."""
+    """Checks options in the forward, so that the backward does not refuse one of them."""
     for flag in ("async_op", "return_outcome"):
         if flag in options:
             raise TypeError(f"nn.{name}() has no option {flag!r}: its result is a tensor")

@@ -1,9 +1,9 @@
-"""Options of a process group: how its collectives move, and what a loss does to them.
+"""Options of a process group: how its collectives move data, and what a loss does to them.
 
     dist.init_process_group("pccl", pg_options=pccl_torch.Options(codec="int8"))
     dist.new_group(ranks, pg_options=pccl_torch.Options(recovery="resume"))
 
-start.py reads them. torch.distributed's own options of a call win: its timeout, its reduce op.
+start.py reads them. torch.distributed's options of a call (timeout, reduce op) take precedence.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from pccl_py.words import PlanName, RecoveryName, nanoseconds, parse_plan, parse
 class Options:
     """Options of a group, the same on all its members; for `pg_options`.
 
-    `recovery`: what the loss of a member does, "complete" by default: the call raises `PeerLost`,
-    and so do all further ones until `pccl_torch.admit()`. With "resume", "restart" and "raise"
-    collectives go on without the lost member: sums lack it, and what would come from it is zeros.
-    `codec`: how floats travel in sums and averages, "none" by default ("int8", or a
-    `pccl_py.Codec`); the other collectives move what there is. `plan`: how data moves, "auto" by
-    default. `deadline`: seconds that a call may take, instead of the timeout of torch.distributed.
-    `whole`: the group is cut for the members that it was made with, as one with a shard of a model
-    on each: once others are in it, or fewer, it raises `PeerLost` for good. `planned`: a sum of
-    floats is the average over those who contributed, times the size of the group, so that dividing
-    by the size afterwards is right after a loss, too.
+    `recovery`: what the loss of a member does. With "complete", the default, a call raises
+    `PeerLost`, and so do all further calls until `pccl_torch.admit()`. With "resume", "restart" and
+    "raise" collectives go on without the lost member, with "raise" only those after the loss: sums
+    lack its contribution, and data that it would have sent is zeros.
+    `codec`: how floats travel in sums and averages ("int8", or a `pccl_py.Codec`), "none" by
+    default; the other collectives encode nothing. `plan`: how data moves, "auto" by default.
+    `deadline`: seconds that a call may take, instead of the timeout of torch.distributed.
+    `whole`: the group needs exactly the members that it was made with, as where each has a shard of
+    a model; once its members change, every call in it raises `PeerLost` for good. `planned`: a sum
+    of floats is the average over the contributors, times the size of the group, so that dividing it
+    by the size gives the average after a loss, too.
     Raises InvalidArgument for a value that is none of these.
     """
 
@@ -52,12 +53,12 @@ class Options:
         nanoseconds(self.deadline, "deadline")
 
     def timeout(self, asked: timedelta) -> timedelta:
-        """The time that a call in the group may take; `asked`: the timeout given to PyTorch."""
+        """The default timeout of a call in the group; `asked`: the timeout given to PyTorch."""
         return asked if self.deadline is None else timedelta(seconds=self.deadline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded(Options):
-    """Options of a group that is entered already: `take` makes of it what PyTorch asks for."""
+    """Options for a group that this process already entered: `take` makes the process group."""
 
     take: Callable[[Any, Options], Any]

@@ -1,7 +1,7 @@
-"""Enters a group whose members, and their order, somebody outside has chosen.
+"""Enters a new group whose members and ranks the program has chosen.
 
-torchft.py makes one for each quorum, start.py one for each reconfigure of torch.distributed.
-Ranks of pccl_py follow the ids of peers, so a peer gets a new id for each group that it enters.
+torchft.py enters a group for each quorum, start.py for each reconfigure of torch.distributed. Ranks
+of pccl_py follow the ids of peers, so a process takes a new peer id for each group that it enters.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pccl_py.errors import Aborted, DeadlineExceeded
 def enter(
     token: str, name: str, rank: int, size: int, until: float, *, coordinator_stays: bool
 ) -> Communicator:
-    """Connects to a run and enters a group of it, with this rank; returns when all are there.
+    """Connects to a run and enters a group of it as `rank`; returns when all members have entered.
 
-    `name`: of a group that nobody has been in before. `until`: in `time.monotonic()`.
-    `coordinator_stays`: it outlives the members, so calls wait for one that is away; else they end
-    with CoordinatorUnreachable at once. Raises DeadlineExceeded, Aborted if the group has other
-    members, and errors of `pccl_py.connect`.
+    `name`: of a group that has never had members. `until`: the deadline in `time.monotonic()`.
+    `coordinator_stays`: the coordinator outlives the members, so calls wait while it is away; else
+    they end at once with CoordinatorUnreachable. Raises DeadlineExceeded, Aborted if the group has
+    other members, and errors of `pccl_py.connect`.
     """
     comm = pccl.connect(
         token,
@@ -47,7 +47,7 @@ def enter(
 
 
 def _peer(name: str, rank: int) -> PeerId:
-    """The id of a rank in a group."""
+    """The peer id of `rank` in the group `name`: ids are in the order of ranks."""
     return PeerId(rank.to_bytes(2, "big") + hashlib.sha256(name.encode()).digest()[:14])
 
 

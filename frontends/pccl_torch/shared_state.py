@@ -1,7 +1,7 @@
 """SharedState over tensors of any strides, parameters and buffers of a model for example.
 
-Contiguous tensors are shared as they are, others by packed copies. That, and sync, is the kit's
-(pccl_py/kit/shared_state.py).
+Contiguous tensors are shared in place, others through packed copies. The kit
+(pccl_py/kit/shared_state.py) packs and syncs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from pccl_torch.tensors import TORCH
 class SharedState(KitState[Tensor]):
     """Named tensors that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
-    Parameters are taken as they are: a sync writes to them outside of autograd. It raises their
-    versions where something has moved. A tensor must not be resized (`x.resize_`, or `resize_` of
-    its storage) until the state is closed: PyTorch frees the old memory, and with `prefetch`
-    newcomers may read it at any time. If it was resized, or its memory was replaced (`x.data = y`),
-    `sync` raises InvalidUsage. Raises the errors of tensors.py for what is not a tensor of the CPU,
-    RuntimeError for an expanded one that is not among `may_differ`, and the errors of
-    `Group.shared_state`. With `prefetch`, newcomers get a tensor that is not contiguous as it was
-    at the last sync.
+    A sync writes to parameters outside of autograd, and raises the version of each tensor that it
+    has changed. A tensor must not be resized (`x.resize_`, or `resize_` of its storage) until the
+    state is closed: PyTorch frees the old memory, and with `prefetch` newcomers may read that
+    memory at any time. If a tensor was resized, or its memory was replaced (`x.data = y`), `sync`
+    raises InvalidUsage. Raises the errors of tensors.py for what is not a CPU tensor, RuntimeError
+    for an expanded tensor that is not among `may_differ`, and the errors of `Group.shared_state`.
+    With `prefetch`, newcomers get a tensor that is not contiguous as it was at the last sync.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class SharedState(KitState[Tensor]):
     ) -> SyncOutcome:
         """Makes the tensors equal on all members; see `pccl_py.SharedState.sync`.
 
-        In the group of a process group it comes after the calls before it whose tensors of CUDA are
-        still copied. Raises InvalidUsage, too, if a tensor has been given other memory since.
+        First waits until earlier calls of the process group, whose CUDA tensors are still being
+        copied, have begun. Raises InvalidUsage, too, if a tensor's memory was replaced.
         """
         staging.drain_of(self._comm)
         return super().sync(strategy, revision=revision, deadline=deadline)

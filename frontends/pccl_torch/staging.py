@@ -1,18 +1,19 @@
 """Staging: collectives of tensors on a CUDA device, through pinned memory of the CPU.
 
-`staged` wraps the collectives of ProcessGroupPccl (backend.py), which know CPU tensors only. A call
-with tensors of a device begins to copy what it reads, behind all that the caller has asked of the
-device, and returns. A thread of the group waits for the copies and calls the collective for their
-twins on the CPU, in the order of the calls; calls of the group that need no copy, its safe point
-and syncs of its states wait until those before them have begun (`drain`, `drain_of`). Once that is
-done the results go back, and then the Work is done: whatever waits for it finds them in the
-device's memory, on any stream.
+`staged` wraps the collectives of ProcessGroupPccl (backend.py), which take CPU tensors only. A call
+with tensors of a device begins to copy its inputs, after the earlier work of the caller's CUDA
+stream, and returns. A thread of the group waits for the copies and calls the collective for the
+twins (copies on the CPU), in the order of the calls. Calls without copies, the safe point and syncs
+of shared states wait until earlier calls have begun (`drain`, `drain_of`). When the collective is
+done, its results are copied to the device. Only then the Work is done, so after `wait` the results
+are in the device's memory, for any stream.
 
-An all_reduce of a large tensor goes in pieces, so that one travels while the next is copied. All
-pieces arrive before any is written back: after an error the tensors are as they were. If the device
-itself fails, this process leaves the group, and the others need not wait for it.
+An all_reduce of a large tensor is cut into pieces, so that one piece travels while the next is
+copied. Results are copied back only when all pieces have arrived: after an error the tensors are as
+they were. If the device itself fails, this process leaves the group, so that no member waits for
+it.
 
-The protocol `Device` is all that is asked of a device: `Cuda` here, a double in the tests.
+The protocol `Device` has all that staging needs of a device: `Cuda`, or a double in the tests.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from pccl_torch.tensors import check_dtype, check_written
 from pccl_torch.work import Event, PcclWork, profiler_is_on
 
 PIECE_BYTES = 16 << 20
-"""Bytes of a piece of an all_reduce; at 25 GB/s to the CPU a piece is there in less than 1 ms."""
+"""Bytes of a piece of an all_reduce; at 25 GB/s a piece is copied to the CPU in less than 1 ms."""
 
-# Half of it has no types.
+# Half of torch.cuda has no types.
 _cuda: Any = torch.cuda
 
 Method: TypeAlias = Callable[..., Any]
@@ -42,30 +43,30 @@ Class = TypeVar("Class", bound=type)
 
 
 class Mark(Protocol):
-    """A point in the line of a device's copies."""
+    """A point in the queue of a device's copies."""
 
     def wait(self) -> None:
-        """Returns once all before it is done. Raises RuntimeError if the device has failed."""
+        """Waits until all copies before the mark are done; RuntimeError if the device failed."""
 
 
 class Device(Protocol):
-    """A line of copies beside whatever the program has the device do."""
+    """A queue of copies to and from a device, beside the program's own work on the device."""
 
     def follow(self) -> None:
-        """Copies from now on come after all that the calling thread has asked of the device."""
+        """Orders later copies after all work that the calling thread has given the device."""
 
     def twin(self, x: Tensor) -> Tensor:
-        """Memory of the CPU of the shape and the dtype of `x`, to be copied to and from."""
+        """A new CPU tensor with the shape and the dtype of `x`, for copies to and from `x`."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Begins a copy, behind those before it. Both tensors must live until it is done."""
+        """Queues a copy. Both tensors must live until the copy is done."""
 
     def mark(self) -> Mark:
-        """The point behind all copies so far."""
+        """Marks the end of the queue: the mark is reached when all copies so far are done."""
 
 
 class Cuda:
-    """A CUDA device: a stream of its own, pinned memory, events. Raises RuntimeError without."""
+    """A CUDA device with a stream for copies, pinned memory, events; RuntimeError without CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         if not _cuda.is_available():
@@ -101,7 +102,7 @@ class _CudaMark(NamedTuple):
 
 
 class Staged:
-    """An operation on twins, for PcclWork: as much of a `pccl_py.Work` as that asks for."""
+    """An operation on twins, with the methods of a `pccl_py.Work` that PcclWork calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,7 +111,7 @@ class Staged:
         self._callbacks: list[Callable[[Any], object]] = []
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until the results are in the device's memory. Raises the error, or TimeoutError."""
+        """Waits until the results are in the device's memory. Raises the error, or TimeoutError."""
         if not self._over.wait(timeout):
             raise TimeoutError(f"the operation is not done after {timeout} s")
         if self._error is not None:
@@ -131,7 +132,7 @@ class Staged:
         callback(self)
 
     def end(self, error: Exception | None) -> None:
-        """Once."""
+        """Ends the operation, with `error` if it failed, and calls its callbacks; called once."""
         with self._lock:
             self._error = error
             self._over.set()
@@ -148,26 +149,27 @@ class Stager:
         self._lock = threading.Lock()
         self._devices: dict[torch.device, Device] = {}
         self._thread: ThreadPoolExecutor | None = None
-        # Calls whose collectives have not begun.
+        # Number of calls whose collectives have not begun.
         self.waiting = 0
+        # The id of the staging thread, which must not wait for itself.
         self._own: int | None = None
         self._none_waiting = threading.Condition(self._lock)
 
     def drain(self) -> None:
-        """Returns once all calls before have begun, so that members see calls in one order."""
+        """Waits until all earlier calls have begun, so that members see calls in one order."""
         if self.waiting and threading.get_ident() != self._own:
             with self._lock:
                 self._none_waiting.wait_for(lambda: not self.waiting)
 
     def close(self) -> None:
-        """Ends the thread; calls that wait are begun, and raise what a group says that is over."""
+        """Ends the thread after the waiting calls, which begin, and fail as the group is left."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown(wait=False)
 
     def device(self, where: torch.device) -> Device:
-        """The line of copies of a device. Raises RuntimeError for one that is not CUDA."""
+        """The queue of copies of a device. Raises RuntimeError for a device that is not CUDA."""
         with self._lock:
             known = self._devices.get(where)
             if known is None:
@@ -175,7 +177,7 @@ class Stager:
             return known
 
     def begin(self, plan: Plan, group: Any, method: Method) -> Staged:
-        """Copies what `plan` reads, and lets the thread call the collective for each piece."""
+        """Queues the copies that `plan` reads, and has the thread call the collective by pieces."""
         operation = Staged()
         plan.device.follow()
         marks = []
@@ -200,7 +202,7 @@ class Stager:
             for piece, mark in zip(plan.pieces, marks, strict=True):
                 self._wait(mark)
                 begun.append(method(group, *piece.arguments, **plan.options))
-        except Exception as refused:  # noqa: BLE001  for whoever waits
+        except Exception as refused:  # noqa: BLE001  `Staged.wait` raises it
             error = refused
         with self._lock:
             self.waiting -= 1
@@ -211,7 +213,7 @@ class Stager:
         ending.one(error)
 
     def _wait(self, mark: Mark) -> None:
-        """Others would wait for a process whose device has failed: it leaves."""
+        """Waits for copies; if the device fails, leaves the group, so that no member waits."""
         try:
             mark.wait()
         except BaseException:
@@ -230,13 +232,13 @@ class Stager:
                     for x, twin in piece.writes:
                         plan.device.copy(x, twin)
                 self._wait(plan.device.mark())
-        except Exception as failed:  # noqa: BLE001  for whoever waits
+        except Exception as failed:  # noqa: BLE001  `Staged.wait` raises it
             error = error or failed
         operation.end(error)
 
 
 class _Ending:
-    """Calls `end` when so many parts are over, with the first error that one has told."""
+    """Calls `end` with the first error of a part, or None, when `parts` parts have ended."""
 
     def __init__(self, parts: int, end: Callable[[Exception | None], None]) -> None:
         self._lock = threading.Lock()
@@ -253,17 +255,17 @@ class _Ending:
         self._end(self._error)
 
 
-# Stagers by their groups, which are not kept for it.
+# The Stager of each group; both are held weakly.
 _stagers: weakref.WeakKeyDictionary[Group, weakref.ref[Stager]] = weakref.WeakKeyDictionary()
 
 
 def stages_for(stager: Stager, comm: Group) -> None:
-    """The calls of a process group go to `comm` from now on."""
+    """Registers `stager` as the Stager of the process group that makes its calls in `comm`."""
     _stagers[comm] = weakref.ref(stager)
 
 
 def drain_of(comm: Group) -> None:
-    """`Stager.drain` for the process group of `comm`, if it has one."""
+    """Calls `Stager.drain` for the process group of `comm`, if `comm` has one."""
     known = _stagers.get(comm)
     stager = None if known is None else known()
     if stager is not None:
@@ -271,15 +273,15 @@ def drain_of(comm: Group) -> None:
 
 
 class Piece(NamedTuple):
-    """A call of the collective: its arguments, with twins; (to, from) of copies, before, after."""
+    """One call of the collective for a piece, and the copies (to, from) before and after it."""
 
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...]  # with twins in the place of tensors
     reads: list[tuple[Tensor, Tensor]]
     writes: list[tuple[Tensor, Tensor]]
 
 
 class Plan(NamedTuple):
-    """A call with tensors of a device."""
+    """A call with tensors of a device, cut into pieces; `outputs`: the tensors that it writes."""
 
     device: Device
     pieces: list[Piece]
@@ -287,7 +289,7 @@ class Plan(NamedTuple):
     outputs: list[Tensor]
 
 
-# Which of the first arguments of a collective are read, and which are written.
+# For each collective, whether its first arguments are read ("r"), written ("w") or both.
 _BOTH = ("rw",)
 _APART = ("w", "r")
 HOW: dict[str, tuple[str, ...]] = {
@@ -317,7 +319,7 @@ HOW: dict[str, tuple[str, ...]] = {
     "recv": ("w",),
     "barrier": (),
 }
-# How the names of methods begin, and the name of their events (work.py).
+# The name of the profiler's event (work.py) by the first letters of the method's name.
 _EVENTS = {
     "allreduce": "all_reduce",
     "average": "all_reduce",
@@ -334,7 +336,7 @@ _EVENTS = {
 
 
 def staged(group: Class) -> Class:
-    """Wraps the collectives of a class of process groups, which has `_stager`."""
+    """Makes the collectives of the class `group`, which has `_stager`, take device tensors."""
     for name, how in HOW.items():
         setattr(group, name, _staged(getattr(group, name), name, how))
     return group
@@ -375,7 +377,7 @@ def _staged(method: Method, name: str, how: tuple[str, ...]) -> Method:
 def plan_of(
     device: Device, name: str, how: tuple[str, ...], given: tuple[Any, ...], options: dict[str, Any]
 ) -> Plan:
-    """The twins and the copies of a call. Raises what is wrong with a tensor, before any copy."""
+    """Makes the twins of a call and lists its copies; raises for a bad tensor before any copy."""
     where, outputs = None, []
     for argument, kind in zip(given, how, strict=False):
         for x in _tensors(argument):
@@ -410,7 +412,7 @@ def _piece(device: Device, given: tuple[Any, ...], how: tuple[str, ...]) -> Piec
 
 
 def _split(x: Tensor) -> Sequence[Tensor]:
-    """All members split alike: by the size alone, if no member has it in another layout."""
+    """Cuts `x` into pieces by size alone, so that all members cut alike; refuses other layouts."""
     count = PIECE_BYTES // x.element_size()
     if x.numel() <= count:
         return [x]
@@ -454,12 +456,12 @@ def _first(arguments: tuple[Any, ...]) -> Tensor | None:
 
 
 def is_accelerated(x: Tensor) -> bool:
-    """Whether its memory is a device's. Those of "meta" have none, and the CPU's errors."""
+    """Whether the memory of `x` is a device's; "meta" tensors are left to the CPU's errors."""
     return not x.is_cpu and x.device.type != "meta"
 
 
 def device_of(where: torch.device) -> Device:
-    """The line of copies of a device. Raises RuntimeError for a kind that is not known."""
+    """Makes the queue of copies of a device. Raises RuntimeError for a device but CUDA."""
     if where.type != "cuda":
         raise RuntimeError(
             f"the tensor is on {where}: pccl takes tensors of the CPU and of CUDA; pass x.cpu()"
@@ -468,4 +470,4 @@ def device_of(where: torch.device) -> Device:
 
 
 DEVICES: Callable[[torch.device], Device] = device_of
-"""Makes what a device is driven by; tests put a double here."""
+"""Makes the Device that copies to and from a device; tests put a double here."""

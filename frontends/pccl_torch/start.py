@@ -3,24 +3,24 @@
     pccl run -n 3 -- python train.py        init_method="pccl://": ranks are those of the run
     torchrun --nproc-per-node 2 train.py    rank 0 starts the coordinator, which goes with it
 
-With a PCCL_TOKEN in the environment the run is that of the token. Otherwise rank 0 of the default
-group starts a coordinator, and its token goes through the store. PyTorch calls `create` for each
-group; backend.py is what it gets.
+PCCL_TOKEN in the environment names the run. Without it rank 0 of the default group starts a
+coordinator, and passes the token to the other ranks through the store. PyTorch calls `create` for
+each group, and gets a ProcessGroupPccl (backend.py).
 
-`admit` is the safe point of all groups of torch.distributed in this process. There newcomers enter
-and those that are lost go, and ranks and sizes change, nowhere else: `dist.get_rank()` and
-`dist.get_world_size()` follow. docs/guides/TORCH.md says what a loss is before it.
+`admit` is the safe point of all groups of torch.distributed in this process. Only there newcomers
+enter, lost members are removed, and ranks and sizes change: `dist.get_rank()` and
+`dist.get_world_size()` follow. docs/guides/TORCH.md says what a loss does before the next `admit`.
 
-A ReconfigurableGroup is one whose members the program names:
+The program names the members of a ReconfigurableGroup, which it makes with
 `init_process_group("pccl", enable_reconfigure=True)`. PyTorch has this since 2.14, for programs
-that find out by their own means who is there:
+that find their peers by their own means:
 
-    handle = dist._get_reconfigure_handle()    # exchanged with the others, by any means
-    dist._reconfigure(uuid, handles).wait()    # the same number and handles on all of them
+    handle = dist._get_reconfigure_handle()    # exchanged with the other processes, by any means
+    dist._reconfigure(uuid, handles).wait()    # the same number and handles in all processes
 
-Until the first reconfigure the group has no members. Each enters a new group of pccl, which those
-are in whose handles were given (quorum.py), and leaves the one before. With `admit` nobody has to
-be named: the coordinator knows who is there.
+Until the first reconfigure the group has no members. Each reconfigure enters a new group of pccl
+that the processes with the given handles form (quorum.py), and leaves the group before. With
+`admit` the program names no members: the coordinator knows them.
 """
 
 from __future__ import annotations
@@ -56,35 +56,35 @@ from pccl_torch.errors import PeerLost, losses_told, torch_error
 from pccl_torch.founding import found
 from pccl_torch.options import Founded, Options
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
 c10d: Any = distributed_c10d
-# Its types do not have all that there is.
+# The stubs of _distributed_c10d lack names that exist.
 native: Any = _distributed_c10d
 
 log = logging.getLogger("pccl.torch")
 
-# How long rank 0 keeps the coordinator for those that have not left yet.
+# How long rank 0, as it ends, keeps the coordinator for peers that have not left the run yet, and
+# how often it asks for them.
 _LAST_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
-# Most checks of the backend fail with 2.6, and releases between were not tried
-# (docs/guides/TORCH.md).
+# The oldest PyTorch that was tested with success; most tests fail with 2.6 (docs/guides/TORCH.md).
 _OLDEST = "2.13"
 _TOKEN = "pccl/token"
-# By which its processes, and "env://", find each other.
+# The variables that torchrun sets, by which "env://" makes the default group.
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Arrangement(Protocol):
-    """A mesh that has a place for each process (mesh.py)."""
+    """A mesh with a place for each process, as mesh.py implements it."""
 
     def pass_safe_point(self, deadline: float | None) -> tuple[pccl.Admission, bool]:
-        """That of the default group, then its own; and whether its groups are others now."""
+        """Passes the default group's and the mesh's safe point; True: the mesh's groups changed."""
 
 
 @dataclass(eq=False)
 class Run:
-    """This process in a run: its connection, its groups in the order in which they were made."""
+    """A run that this process is in: its connection, and its groups in the order of creation."""
 
     comm: Communicator
     token: str
@@ -93,28 +93,28 @@ class Run:
     pid: int = field(default_factory=os.getpid)
     groups: list[ProcessGroupPccl] = field(default_factory=list)
     mesh: Arrangement | None = None
-    # For the next answer of `admit`: the members at the last one, who has joined since,
-    # and whether some group has others.
+    # For the next answer of `admit`: the default group's members in the last answer, the members
+    # that have joined since, and whether the members of some group have changed.
     answered: tuple[PeerId, ...] | None = None
     joined: set[PeerId] = field(default_factory=set)
     has_changed: bool = False
-    # The losses that were told of before the last safe point, or before this run.
+    # `errors.losses_told()` at the last `admit`, or when the run began.
     losses_told: int = field(default_factory=losses_told)
-    # How many groups were made of the same members, in an epoch of the default group.
+    # Number of groups made of the same members in the default group's epoch `made_in`.
     made: Counter[tuple[PeerId, ...]] = field(default_factory=Counter)
     made_in: int = 0
 
     @property
     def world(self) -> ProcessGroupPccl:
-        """The group that was made first, with the ranks that others are named by."""
+        """The group that was made first; its ranks name the members of the other groups."""
         return self.groups[0]
 
     def name_for(self, told: str, peers: tuple[PeerId, ...]) -> str:
-        """The name of the group that is made of these members next: the same on all of them.
+        """The name of the next group of these members, the same on all of them.
 
-        PyTorch's, `told`, has the number of groups that this process has made, which a newcomer
-        does not know. It serves until the first `admit`: so newcomers enter the groups with which
-        all programs begin. From then on the name has the epoch and the members.
+        `told`, PyTorch's name, has the number of groups that this process has made, which differs
+        in a newcomer. Until the first `admit` it is the name: so newcomers enter the groups that
+        every process makes at its start. From then on the name has the epoch and the members.
         """
         if self.answered is None:
             return f"{self.comm.name}/{told}"
@@ -126,9 +126,10 @@ class Run:
         return f"{self.comm.name}/{self.made_in}/{members}/{self.made[peers]}"
 
     def leave(self, group: ProcessGroupPccl) -> None:
-        """A group is over here. All are with the default group, and the connection with the last.
+        """Leaves a group. Leaving the default group, or the last group, leaves the whole run.
 
-        A first group that is not the default one is left with the others: it has the connection.
+        A first group that is not the default one has the connection: leaving it does nothing while
+        the run has other groups.
         """
         if group not in self.groups:
             return
@@ -153,9 +154,9 @@ class Run:
 
 _lock = threading.RLock()
 _run: Run | None = None
-# Entered by the rendezvous "pccl://", and taken by the default group that is made next.
+# A communicator that the rendezvous "pccl://" has entered, until the default group takes it.
 _met: Communicator | None = None
-# The store of that group: LoneStore says why it is kept.
+# The store of the last "pccl://" rendezvous; LoneStore says why it is kept.
 _store: LoneStore | None = None
 
 
@@ -169,14 +170,15 @@ def current() -> Run:
 
 
 def peer_of(rank: int) -> PeerId:
-    """The id of a rank: ranks of pccl_py follow the ids of peers, so they are PyTorch's."""
+    """The peer id for a rank of PyTorch: pccl_py's ranks follow the ids, so both ranks agree."""
     return PeerId((1 + rank).to_bytes(16, "big"))
 
 
 def create(asked: Any, options: Options | None = None) -> ProcessGroupPccl:
-    """A process group, for torch.distributed. Connects; the group is entered by its first call.
+    """Makes a process group for torch.distributed; its first call enters it.
 
-    Raises PeerLost if a rank that it is made of is lost, and errors of the network.
+    The first group connects to the run. Raises PeerLost if a member of the new group is lost, and
+    errors of the network.
     """
     try:
         return _create(asked, options)
@@ -200,7 +202,7 @@ def _create(asked: Any, options: Options | None) -> ProcessGroupPccl:
     timeout: timedelta = asked.timeout
     with _lock:
         if _run is not None and not ranks and _run.world.supports_reconfigure:
-            _run.close()  # aborted, and forgotten by PyTorch, which makes a default group now
+            _run.close()  # PyTorch dropped the aborted group, and makes a new default group
         if _run is None and getattr(asked, "enable_reconfigure", False):
             return _without_members(asked, options)
         if _run is None:
@@ -255,7 +257,7 @@ def _add(
 
 
 def _peers(run: Run, group: Group, ranks: list[int], size: int) -> list[PeerId]:
-    """The members that a group is made for, in PyTorch's order."""
+    """The peer ids of the members of a new group, in the order of PyTorch's ranks."""
     if run.groups:
         return [run.world.peers[rank] for rank in ranks]
     if group.epoch != 0:
@@ -294,7 +296,7 @@ def _begin(asked: Any, ranks: list[int], timeout: timedelta) -> Run:
 
 
 def _fetch_ahead(run: Run) -> None:
-    """If the default group is to be entered yet: that of "pccl://" has been."""
+    """Starts fetches (ahead.py) if the default group is not entered; "pccl://" has entered it."""
     if not run.has_default or run.comm.epoch != 0:
         return
     try:
@@ -307,10 +309,10 @@ def _fetch_ahead(run: Run) -> None:
 def share_token(
     store: Any, rank: int, size: int, host: str | None = None
 ) -> tuple[Coordinator | None, str]:
-    """Rank 0 starts the coordinator, and tells the others its token, or why there is none.
+    """Rank 0 starts a coordinator, and sends the other ranks its token, or its error.
 
-    A store may live longer than a run: each call of a rank meets as many calls of rank 0.
-    `host`: the name of the host of rank 0 for the others, if the store may be on another one.
+    A store may outlive a run, so a rank's nth call with a store gets the token of rank 0's nth
+    call. `host`: the address of rank 0's host for the others, if the store may be elsewhere.
     """
     key = f"{_TOKEN}/{store.add(f'{_TOKEN}s/{rank}', 1)}"
     if rank != 0:
@@ -328,7 +330,7 @@ def share_token(
 
 
 def _address(store: Any, own: str | None) -> dict[str, Any]:
-    """Where the coordinator listens: where the store does, unless the environment says more."""
+    """Addresses for the coordinator: on the store's host, unless the environment names them."""
     if os.environ.get("PCCL_COORDINATOR_BIND") or os.environ.get("PCCL_COORDINATOR_ADVERTISE"):
         return {}
     while isinstance(store, dist.PrefixStore):
@@ -347,7 +349,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def await_others(coordinator: Coordinator) -> None:
-    """Until all peers have left: one may still wait for the decision on its last call."""
+    """Waits until all peers have left: a peer may still wait for a decision on its last call."""
     until = time.monotonic() + _LAST_SECONDS
     pause = threading.Event()
     while (left := until - time.monotonic()) > 0:
@@ -365,9 +367,9 @@ def await_others(coordinator: Coordinator) -> None:
 def meet(url: str, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
     """The rendezvous "pccl://": the ranks are those of the run that PCCL_TOKEN names.
 
-    Enters the group, so it waits until the run begins, or until its members pass a safe point.
-    Without a token it is "env://", or InvalidArgument where the variables of that are missing as
-    well. The store is one of this process alone.
+    Enters the default group, so it waits until the run begins, or until the members pass a safe
+    point. Without PCCL_TOKEN it does the rendezvous "env://", or raises InvalidArgument if the
+    variables of "env://" are missing as well. The store belongs to this process alone.
     """
     global _met, _store
     if not os.environ.get("PCCL_TOKEN", "").strip():
@@ -405,19 +407,19 @@ def meet(url: str, timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
 
 @atexit.register
 def _at_exit() -> None:
-    """A program that ends without destroy_process_group leaves as if it had called it."""
+    """Leaves the run of a program that ends without destroy_process_group."""
     run = _run
     if run is not None and run.pid == os.getpid():
         run.close()
 
 
 class LoneStore(dist.Store):  # type: ignore[misc]  # of type Any
-    """The store of a process whose ranks come from its run, "pccl://": nobody shares it.
+    """The store of the rendezvous "pccl://", which PyTorch needs: no other process shares it.
 
-    PyTorch asks for one. Other backends would wait in it for keys that nobody can set, so it is a
-    `HashStore` that raises InvalidUsage instead of waiting. Any thread may use it.
+    Other backends would wait in it for keys that no process can set, so it is a `HashStore` that
+    raises InvalidUsage instead of waiting. Any thread may use it.
 
-    Somebody has to keep it for as long as PyTorch uses it, which keeps its half in C++ alone.
+    PyTorch keeps only the C++ object of the store, so the global `_store` keeps the Python object.
     """
 
     def __init__(self) -> None:
@@ -435,44 +437,44 @@ class LoneStore(dist.Store):  # type: ignore[misc]  # of type Any
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, 0 at first; returns the sum."""
+        """Adds `amount` to the number of a key, 0 at first; returns the sum."""
         return int(self._store.add(key, amount))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Sets a key if it has the expected value; returns what it has then."""
+        """Sets a key to `desired` if it has the expected value; returns the key's value then."""
         found: bytes = self._store.compare_set(key, expected, desired)
         return found
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are set."""
+        """Whether all of these keys are set."""
         return bool(self._store.check(keys))
 
     def delete_key(self, key: str) -> bool:
-        """Whether it was there."""
+        """Deletes a key; returns whether it was set."""
         return bool(self._store.delete_key(key))
 
     def num_keys(self) -> int:
-        """How many are set."""
+        """The number of keys that are set."""
         return int(self._store.num_keys())
 
-    # Names by which C++ calls them.
+    # C++ calls the two methods by these names.
     deleteKey = delete_key
     getNumKeys = num_keys
 
     def append(self, key: str, value: str) -> None:
-        """Adds to the end of a value."""
+        """Appends `value` to the value of a key."""
         self._store.append(key, value)
 
     def clone(self) -> LoneStore:
-        """The same store."""
+        """Returns this store itself."""
         return self
 
     def has_extended_api(self) -> bool:
-        """False: several keys are asked for one after the other."""
+        """False: the store has no calls for several keys at once."""
         return False
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Returns if all are set; nobody else could set one."""
+        """Raises InvalidUsage unless all keys are set: no other process could set a key."""
         for key in keys:
             if not self._store.check([key]):
                 raise torch_error(
@@ -494,15 +496,15 @@ _MEMBERLESS = (
 
 
 class Memberless:
-    """In the place of a group of pccl_py, before the first reconfigure."""
+    """Stands for the group of pccl_py before the first reconfigure; other uses raise."""
 
     epoch = 0
     _admission = None
     deadline = 0.0
-    """That of the groups to come."""
+    """Seconds that a call may take, for the group that the first reconfigure enters."""
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Does nothing, as there is no group to leave."""
 
     def __getattr__(self, name: str) -> Any:
         raise InvalidUsage(_MEMBERLESS)
@@ -511,16 +513,16 @@ class Memberless:
 class ReconfigurableGroup(ProcessGroupPccl):
     """The default group of a program that names its members. Any thread may use it.
 
-    A handle has the address of a coordinator, and the right to join it. With PCCL_TOKEN in the
-    environment that is the coordinator of this token; otherwise each process starts one when it is
-    first asked for its handle, and the first process of a list serves the members of that list. So
-    the loss of any process is that of a member, at most, and the next reconfigure goes on without.
+    A handle has the token of a coordinator: that of PCCL_TOKEN in the environment; without it, each
+    process starts a coordinator when it is first asked for its handle. A reconfigure uses the
+    coordinator of the first handle in its list. So after the loss of any process, a reconfigure
+    without that process goes on.
     """
 
     supports_reconfigure = True
 
     def __init__(self, asked: Any, options: Options, found: Callable[[], Coordinator]) -> None:
-        """`asked`: what PyTorch asks for. `found` starts a coordinator where others reach it."""
+        """`asked`: PyTorch's description of the group. `found` starts a reachable coordinator."""
         if options.whole:
             raise InvalidArgument(
                 "Options(whole=True) is for groups that never have other members, and "
@@ -543,14 +545,14 @@ class ReconfigurableGroup(ProcessGroupPccl):
         self._token = ""
         self._used: set[int] = set()
         self._handles: list[str] = []
-        # One at a time; `_lock` is not held while others are waited for.
+        # Held by a reconfigure, which waits for other processes and so must not hold `_lock`.
         self._reconfiguring = threading.Lock()
         self.bar(InvalidUsage(_MEMBERLESS))
 
     def get_reconfigure_handle(self) -> str:
-        """The others need it to reach this process: opaque, the same at each call, and a secret.
+        """The handle by which other processes name this one: opaque, constant, and a secret.
 
-        Raises SystemRefused if no coordinator can be started, InvalidUsage after the end.
+        Raises SystemRefused if no coordinator can be started, InvalidUsage after the group's end.
         """
         with self._lock:
             run = self._run()
@@ -562,17 +564,17 @@ class ReconfigurableGroup(ProcessGroupPccl):
             return f"{_PREFIX}:{self._nonce}:{self._token}"
 
     def reconfigure(self, opts: Any) -> Any:
-        """The members of the group are those with these handles, from now on; waits for them.
+        """Makes the processes with these handles the members of the group; waits for all of them.
 
-        `opts` has `uuid`, a number that this group has not had; `handles`, a list in the order of
-        the ranks, or a set, and then the ranks are in an order of ours; and `timeout`, or None for
-        that of the group. All members give the same ones. `hints` are for other backends. The Work
-        that it returns is done.
+        `opts` has `uuid`, a number that this group has not used; `handles`, a list in the order of
+        the ranks, or a set, whose ranks pccl chooses; and `timeout`, or None for the group's
+        timeout. All members give the same values. `hints` are ignored. The Work that it returns is
+        done.
 
         Operations in flight end with Cancelled. Sub-groups raise InvalidUsage from now on, and
-        models of FSDP2 raise PeerLost unless the handles are those there were. Raises, and changes
-        nothing: InvalidArgument for handles that cannot be, InvalidUsage for a number that was
-        used. Other errors, DeadlineExceeded for one, leave the group without members.
+        models of FSDP2 raise PeerLost unless the handles are the same as before. InvalidArgument
+        for invalid handles and InvalidUsage for a used number change nothing. Other errors, such as
+        DeadlineExceeded, leave the group without members.
         """
         handles = _ordered(opts.handles)
         rank = self._rank_among(handles)
@@ -600,7 +602,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         return native._create_work_from_future(done)
 
     def abort(self) -> None:
-        """Leaves the members until the next reconfigure. Operations in flight are Cancelled."""
+        """Leaves the group until the next reconfigure. Operations in flight end with Cancelled."""
         self._part(f"the process group was aborted. {_MEMBERLESS}")
 
     def _run(self) -> Run:
@@ -638,7 +640,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
         self._used.add(uuid)
 
     def _part(self, why: str) -> None:
-        """Leaves the members, and all groups that were made of them."""
+        """Leaves the group of pccl_py, and all groups that were made of its members."""
         with self._lock:
             self.bar(InvalidUsage(why))
             run = self._run()
@@ -654,7 +656,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
             self.comm.close()
 
     def _enter(self, run: Run, comm: Communicator, handles: list[str]) -> None:
-        """These are the members now."""
+        """Takes `comm`, the newly entered group, with its members as the members of this group."""
         stay = handles == self._handles and len(handles) == self.size()
         if not stay:
             event = "the default group was reconfigured, with other members"
@@ -675,7 +677,7 @@ class ReconfigurableGroup(ProcessGroupPccl):
 
 
 def _ordered(handles: Any) -> list[str]:
-    """The handles by rank. All members put those of a set in the same order."""
+    """The handles in the order of ranks; a set is sorted, so all members have the same order."""
     listed = sorted(handles) if isinstance(handles, set | frozenset) else list(handles)
     if not listed:
         raise InvalidArgument("reconfigure needs a handle at least, that of this process")
@@ -683,7 +685,7 @@ def _ordered(handles: Any) -> list[str]:
 
 
 def _digest(handles: Sequence[str]) -> str:
-    """Processes with other handles, or in another order, must not meet."""
+    """A hash for the group's name, so that processes with other handles or orders never meet."""
     return hashlib.sha256("\n".join(handles).encode()).hexdigest()[:32]
 
 
@@ -691,9 +693,9 @@ def _digest(handles: Sequence[str]) -> str:
 class Admission:
     """The answer of a safe point.
 
-    `joined` has the ranks, in the default group, of those that are new in it; `left` the ranks that
-    those had who are there no more. `changed`: some group has other members now, also if this
-    process is itself new. `rank` and `world_size` are of the default group.
+    `joined` has the ranks, in the default group, of its new members; `left` the ranks that members
+    had before they were lost or left. `changed`: the members of some group have changed, or this
+    process is itself new. `rank` and `world_size` are those of the default group.
     """
 
     joined: tuple[int, ...]
@@ -704,16 +706,17 @@ class Admission:
 
 
 def admit(deadline: float | None = None) -> Admission:
-    """Passes the safe point of each group, in the order in which they were made.
+    """Passes the safe point of each group, in the order in which the groups were made.
 
-    All members must call it equally often, between the same collectives; nothing may be in flight
-    that others have not called. With nothing pending it costs no network round trip. The first call
-    of a process enters the groups that it has made, or, if its collectives have entered them,
-    answers for that, and tells of losses since then. If members have come or gone since, `joined`
-    has no founders. DistributedDataParallel over a group that has changed goes by its new members.
+    All members must call `admit` equally often, between the same collectives; no operation may be
+    in flight that other members have not called. With nothing pending it costs no network round
+    trip. The first call of a process enters the groups that the process has made. If its
+    collectives have already entered them, the first call reports that entry, and losses since then;
+    `joined` lists no founders if members have come or gone since. DistributedDataParallel over a
+    changed group goes on with its new members.
 
     `deadline`: seconds for each group; the timeout of torch.distributed by default. Raises
-    InvalidUsage without a run, and errors of `pccl_py.Group.admit`: call it again then.
+    InvalidUsage without a run, and errors of `pccl_py.Group.admit`, after which call `admit` again.
     """
     run = current()
     world = run.world
@@ -731,7 +734,7 @@ def admit(deadline: float | None = None) -> Admission:
     before = {peer: rank for rank, peer in enumerate(run.answered)}
     ranks = {peer: rank for rank, peer in enumerate(world.peers)}
     joined = ranks.keys() - before.keys()
-    # If members have come or gone since the founders entered, the answer names only these members.
+    # If members have come or gone since the founders entered, `joined` lists no founders.
     if ranks.keys() == before.keys() or not run.joined >= before.keys():
         joined |= ranks.keys() & run.joined
     answer = Admission(
@@ -747,11 +750,12 @@ def admit(deadline: float | None = None) -> Admission:
 
 
 def _pass_all(run: Run, group: ProcessGroupPccl, deadline: float | None, told: bool) -> None:
-    """The safe points of one group that this call of the program stands for.
+    """Passes the safe points of one group for one call of `admit`: two, one or none.
 
-    A newcomer has entered at one of them, for which the others have called `admit`; but if it was
-    `told` of a loss since then, all call `admit` for that. Founders have entered together without
-    a call of `admit`, so that all of them pass one more now.
+    A newcomer that a collective has entered has passed the safe point for which the members called
+    `admit`, so it passes none now; but if a call was `told` of a loss since then, all members call
+    `admit` for the loss, so it passes one. Founders enter the group at a safe point for which no
+    member called `admit`, so they pass one more now.
     """
     entry = group.take_entry()
     if entry is not None:
@@ -769,7 +773,7 @@ def _note(run: Run, group: ProcessGroupPccl, admission: pccl.Admission) -> None:
 
 
 def _pass(run: Run, group: ProcessGroupPccl, deadline: float | None) -> None:
-    """The safe point of one group, and what follows from it, also if another one fails later."""
+    """Passes one safe point of a group, notes its answer, and renews DDP wrappers of the group."""
     epoch, joined = group.comm.epoch, True
     try:
         if group is run.world and run.mesh is not None:
@@ -786,7 +790,7 @@ def _pass(run: Run, group: ProcessGroupPccl, deadline: float | None) -> None:
 
 
 def _is_past(run: Run, group: ProcessGroupPccl) -> bool:
-    """Whether it has not begun, and would wait for somebody who is lost."""
+    """Bars a group that has not begun and whose member is lost; returns whether it is barred."""
     if group.comm.epoch != 0 or group is run.world:
         return False
     there, before = set(run.world.peers), run.answered or ()
@@ -801,7 +805,7 @@ def _is_past(run: Run, group: ProcessGroupPccl) -> bool:
 
 
 def tell_torch(groups: list[ProcessGroupPccl]) -> None:
-    """The tables that torch.distributed keeps of the ranks of each group."""
+    """Updates torch.distributed's tables of the ranks of these groups, the default group first."""
     ranks = {peer: rank for rank, peer in enumerate(groups[0].peers)}
     tables = c10d._world.pg_group_ranks
     for group in groups:

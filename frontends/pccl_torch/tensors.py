@@ -1,20 +1,20 @@
-"""PyTorch's tensors as the kit of frontends asks for them: what is taken, its layout, its dtype.
+"""PyTorch's tensors for the kit of frontends: which tensors are taken, their layout, their dtypes.
 
-A CPU tensor goes to the core by its address. Tensors that are not contiguous are packed by the kit.
-A complex tensor goes as twice as many floats, and `Outcome.ranges` count these. Bytes of a bool
-must be 0 and 1, as PyTorch makes them: band, bor and bxor combine their bits.
-The collectives that follow from it are pccl_py.kit's; their types and docstrings are in
-functions.py, those with gradients in nn.py.
+A CPU tensor is passed to the core by its address. The kit packs tensors that are not contiguous. A
+complex tensor travels as twice as many floats, and `Outcome.ranges` counts the floats. Bytes of a
+bool tensor must be 0 or 1, as PyTorch makes them: band, bor and bxor combine their bits. The kit
+(pccl_py.kit) makes collectives of the class `Torch`: functions.py names them, and nn.py adds
+gradients.
 
-Some tensors are refused, before anything is sent, by these errors:
+These errors refuse tensors, before anything is sent:
 
-    TypeError            no torch.Tensor; a dtype without collectives, or that is not added up
-    NotImplementedError  sparse, quantized and nested tensors; what has no memory of its own
-                         (FakeTensor, DTensor, in torch.vmap); what has a tangent of forward-mode
-                         differentiation: a RuntimeError, as PyTorch has it
-    RuntimeError         tensors of another device, meta; views that are conjugated or negated; and
-                         to write to: a leaf that requires grad, unless under torch.no_grad(), a
-                         tensor of inference outside of it, a tensor that is expanded
+    TypeError            no torch.Tensor; a dtype that no collective takes, or no reduction
+    NotImplementedError  (a RuntimeError) sparse, quantized and nested tensors; tensors without
+                         memory of their own (FakeTensor, DTensor, in torch.vmap); tensors with a
+                         tangent of forward-mode differentiation
+    RuntimeError         tensors of another device, or of meta; conjugated or negated views; to
+                         write to: a leaf that requires grad, unless under torch.no_grad(), an
+                         inference tensor outside of inference mode, an expanded tensor
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.uint32: DType.U32,
     torch.uint64: DType.U64,
 }
-"""Dtypes that are added up, and what the core calls them."""
+"""Dtypes that reductions take, and the core's dtypes for them."""
 
 PAIRS: dict[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
-"""Complex dtypes: those of their two parts."""
+"""Complex dtypes, and the core's dtype of the real and the imaginary part."""
 
 OPAQUE: dict[torch.dtype, str] = {
     getattr(torch, name): name
     for name in ("bool", *(name for name in dir(torch) if name.startswith(("float8_", "float4_"))))
 }
-"""Dtypes of one byte that only move, by their names, which are those of ml_dtypes."""
+"""Dtypes of one byte that travel as u8 and are not reduced, and their names in ml_dtypes."""
 
 
 class Torch(Frontend[Tensor]):
-    """Tensors in the memory of the CPU, of any strides."""
+    """The kit's operations on CPU tensors of any strides."""
 
     def array(self, x: object, adds: bool) -> Tensor:
         tensor = _taken(x)
@@ -88,9 +88,9 @@ class Torch(Frontend[Tensor]):
         )
 
     def shared(self, x: object, may_differ: bool) -> Tensor:
-        """Parameters as well: to make them equal is no step of a computation.
+        """Checks a tensor of a shared state; takes parameters as well, as autograd sees no sync.
 
-        It is the tensor itself, so that a sync sees where its memory is.
+        Returns the tensor itself, so that a sync notices if the tensor's memory was replaced.
         """
         tensor = _taken(x)
         check_dtype(tensor.dtype, adds=False)
@@ -114,7 +114,7 @@ class Torch(Frontend[Tensor]):
         return x.clone(memory_format=torch.contiguous_format)
 
     def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        # Named, as a program may have another default device.
+        # The device is named, as a program may have another default device.
         return torch.empty(shape, dtype=like.dtype, device="cpu")
 
     def write(self, target: Tensor, source: Tensor) -> None:
@@ -122,7 +122,7 @@ class Torch(Frontend[Tensor]):
             target.copy_(source)
 
     def written(self, x: Tensor) -> None:
-        # So that a backward that has saved it says that it may have changed.
+        # A backward that has saved the tensor then raises, as the tensor may have changed.
         if not x.is_inference():
             increment_version(x)
 
@@ -140,7 +140,7 @@ class Torch(Frontend[Tensor]):
         return low, high + (steps + 1) * x.element_size()
 
     def place(self, x: Tensor) -> tuple[int, ...]:
-        # Its storage may be resized, or begin elsewhere, and the tensor be as before.
+        # With the storage, as a program may replace or resize it without a change of the bounds.
         storage = x.untyped_storage()
         return (*self.bounds(x), storage.data_ptr(), storage.nbytes())
 
@@ -152,14 +152,14 @@ class Torch(Frontend[Tensor]):
             return True
         if self._are_columns(x, y, first - low):
             return False
-        # Exactly: a mark for each byte that either may have.
+        # Other layouts: marks each byte of `x`, and looks for marks under the bytes of `y`.
         base = min(low, first)
         marks = torch.zeros(max(high, end) - base, dtype=torch.bool, device="cpu")
         _bytes_of(x, marks, base).fill_(True)
         return bool(_bytes_of(y, marks, base).any())
 
     def _are_columns(self, x: Tensor, y: Tensor, gap: int) -> bool:
-        """Whether they are apart as columns of a matrix are: by where they begin in its rows."""
+        """Whether `x` and `y` lie in separate columns of a common matrix, and so do not overlap."""
         steps = [_steps(each) for each in (x, y)]
         for least in {step for each in steps for step, _ in each}:
             row = math.gcd(*(step for each in steps for step, _ in each if step >= least))
@@ -175,7 +175,7 @@ class Torch(Frontend[Tensor]):
         return x.data_ptr() == y.data_ptr() and x.stride() == y.stride() and x.shape == y.shape
 
     def memory(self, x: Tensor) -> Buffer:
-        # The storage, not the tensor: x.data = ... gives a tensor another one.
+        # The Buffer keeps the storage, as `x.data = y` gives the tensor another storage.
         owner, shape = x.untyped_storage(), tuple(x.shape)
         place, count = x.data_ptr(), x.numel()
         part = PAIRS.get(x.dtype)
@@ -193,7 +193,7 @@ TORCH = Torch()
 
 
 def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
-    """Raises TypeError for a dtype without collectives, or without any that add elements up."""
+    """Raises TypeError for a dtype that no collective takes or, with `adds`, none that adds up."""
     if dtype in DTYPES or dtype in PAIRS or (dtype in OPAQUE and not adds):
         return
     if dtype in OPAQUE:
@@ -206,10 +206,10 @@ def check_dtype(dtype: torch.dtype, *, adds: bool) -> None:
 
 
 def check_leaf(x: object) -> None:
-    """As PyTorch does for its own operations in place: RuntimeError for a leaf that requires grad.
+    """Raises RuntimeError for a leaf that requires grad, or its view, as PyTorch's in-place ops do.
 
-    So it is for a view of one. Other tensors of a computation are written as torch.distributed
-    writes them: their gradients know nothing of it.
+    Other tensors of a computation may be written, as in torch.distributed; autograd does not
+    record the write.
     """
     if not (isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()):
         return
@@ -224,7 +224,7 @@ def check_leaf(x: object) -> None:
 
 
 def _taken(x: object) -> Tensor:
-    """`x`, a tensor that has memory of the CPU; else an error (see the head of this file)."""
+    """Returns `x` if it is a tensor in CPU memory; else raises (see the head of this file)."""
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a torch.Tensor, not {type(x).__name__}: {_instead_of(x)}")
     kind = type(x)
@@ -264,7 +264,7 @@ def _taken(x: object) -> Tensor:
 
 
 def _instead_of(x: object) -> str:
-    """The remedy for a value that is no tensor."""
+    """The end of the error for an `x` that is no tensor: it says what to pass instead."""
     if isinstance(x, dict | list | tuple):
         return (
             "pass torch.tensor(x) where it has numbers; pccl_torch.tree has collectives for dicts "
@@ -282,8 +282,9 @@ def _instead_of(x: object) -> str:
 
 
 def check_no_tangent(x: Tensor) -> None:
-    """Raises NotImplementedError for a dual tensor, whose tangent would be dropped in silence."""
-    # Outside of any level, which is where nearly all are, unpack_dual costs as much as ten checks.
+    """Raises NotImplementedError for a dual tensor, whose tangent a collective would drop."""
+    # Nearly all calls are outside of any dual level: there unpack_dual, ten times as slow as the
+    # other checks, can be skipped.
     if getattr(forward_ad, "_current_level", 0) < 0:
         return
     if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
@@ -309,13 +310,13 @@ def check_written(x: Tensor) -> None:
 
 
 def _steps(x: Tensor) -> list[tuple[int, int]]:
-    """For each dimension with several: the bytes from one to the next, and how many more it has."""
+    """The stride in bytes, and the length minus one, of each dimension longer than one."""
     size, lengths = x.element_size(), zip(x.stride(), x.shape, strict=True)
     return [(stride * size, length - 1) for stride, length in lengths if length > 1]
 
 
 def _bytes_of(x: Tensor, marks: Tensor, base: int) -> Tensor:
-    """The marks of the bytes of `x`; the first mark is of the address `base`."""
+    """The view of `marks` that has the bytes of `x`; marks begin at the address `base`."""
     size = x.element_size()
     strides = [stride * size for stride in x.stride()]
     return marks.as_strided((*x.shape, size), (*strides, 1), x.data_ptr() - base)

@@ -4,10 +4,10 @@
     manager = torchft.Manager(pg=group, ...)
     ddp = pccl_torch.torchft.DistributedDataParallel(manager, model)
 
-torchft decides who is in a quorum, repairs newcomers, and says whether a step counts. Here each
-quorum gets a group, and losses become errors in it, or sums that are right without the lost. The
-collectives are those of backend.py; the token of a run goes through the store as in start.py.
-docs/guides/TORCH.md has what is raised and what goes on.
+torchft chooses the replicas of a quorum, repairs newcomers, and decides whether a step counts. This
+module makes a group for each quorum. A loss in the group raises an error, or leaves sums that are
+scaled for the remaining replicas. backend.py has the collectives; the store carries the run's
+token, as in start.py. docs/guides/TORCH.md says which calls raise and which go on.
 
 This module needs torchft, a nightly or 0.2: pip install torchft.
 """
@@ -55,7 +55,7 @@ except ModuleNotFoundError as error:
         "pccl_torch.torchft needs torchft: pip install torchft", name=error.name
     ) from error
 
-# They have types of C++, or none, which describe neither subclasses nor what they may override.
+# The stubs of these describe C++ types, without subclasses and overrides, or do not exist.
 dist: Any = torch.distributed
 Wrapper: Any = process_group.ProcessGroupWrapper
 Parallel: Any = ddp.DistributedDataParallel
@@ -66,9 +66,10 @@ _RECOVERIES = ("complete", "resume")
 
 
 class _Quorum(backend.ProcessGroupPccl):
-    """The group of one quorum, which was entered by all of its replicas.
+    """The group of one quorum, which all of its replicas have entered.
 
-    `participants`: how many of them contribute to averages now, if sums may lack a lost one.
+    `participants`: returns how many replicas contribute to averages now; None: sums may not lack a
+    lost replica.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class _Quorum(backend.ProcessGroupPccl):
         )
         self._participants = participants
         self._failure: Exception | None = None
-        # Operations in flight, whoever drops their Works.
+        # Operations in flight, also those whose Works the program has dropped.
         self._flying: list[PcclWork] = []
 
     def errored(self) -> Exception | None:
-        """The error of the first operation that is done and has failed."""
+        """The error of the first operation of the quorum that has failed, or None."""
         with self._lock:
             for work in self._flying:
                 if self._failure is None and work.is_completed():
@@ -95,7 +96,7 @@ class _Quorum(backend.ProcessGroupPccl):
             return self._failure
 
     def _keep(self, work: PcclWork) -> PcclWork:
-        self.errored()  # those that are done are forgotten now
+        self.errored()  # notes a failure before the operations that are done are dropped
         with self._lock:
             self._flying[:] = [one for one in self._flying if not one.is_over()]
             self._flying.append(work)
@@ -118,15 +119,15 @@ class _Quorum(backend.ProcessGroupPccl):
                 call, *given, outputs=outputs, fill=fill, deadline=deadline, **options
             )
             if not resumes or parse_op(options["op"]) == ReduceOp.AVG:
-                return work  # an average is over those that have contributed already
+                return work  # an average is already over the contributors
             self._flying.remove(work)
             return self._keep(_Scaled(self.comm, work._work, outputs, self.size()))
 
     def _resumes(self, op: ReduceOp, tensors: Sequence[Tensor]) -> bool:
-        """Sums of floats go on without a lost replica, if all contribute to the average.
+        """Whether a reduction may go on without a lost replica: a sum or average of floats.
 
-        While one is being repaired, or is a spare, nobody knows whether the lost one was to
-        contribute: then, and for other ops, all of them must be there.
+        All replicas of the quorum must participate: while a replica is being repaired, or is a
+        spare, it is not known whether a lost replica was to contribute.
         """
         return (
             self._participants is not None
@@ -137,7 +138,7 @@ class _Quorum(backend.ProcessGroupPccl):
 
 
 class _Scaled(PcclWork):
-    """A sum that may lack members: it is made what it would be over all with the same mean."""
+    """A sum that may lack members; `wait` scales it to a sum of `planned` members, once."""
 
     def __init__(
         self, group: Group, work: Work[Any], outputs: Sequence[Tensor], planned: int
@@ -160,17 +161,18 @@ class _Scaled(PcclWork):
 class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
     """The process group of a `torchft.Manager`: it makes a group of pccl for each quorum.
 
-    With PCCL_TOKEN in the environment the groups are in that run, so that the loss of no replica
-    takes the coordinator along. Otherwise rank 0 of each quorum starts a coordinator for it.
+    With PCCL_TOKEN in the environment the groups are in the token's run, so that the coordinator
+    survives the loss of any replica. Otherwise rank 0 of each quorum starts a coordinator for it.
 
-    `timeout`: what making a group may take, and each operation that names no timeout.
-    `recovery`: what the loss of a replica does. "complete": operations raise `PeerLost` on all
-    others, torchft does not commit the step, and the next quorum is without it. "resume": an
-    all_reduce of floats goes on, and its sum is scaled by planned over contributing replicas, so
-    that the average that torchft makes of it is over the contributors, and the step is committed;
-    all other operations are as with "complete". It needs `participants`, which returns the number
-    that torchft divides by, `lambda: manager.num_participants()`: if that is not the size of the
-    quorum (a replica is being repaired, or is a spare), a loss is as with "complete".
+    `timeout`: the time that making a group, or an operation without a timeout of its own, may take.
+    `recovery`: what the loss of a replica does. "complete": operations raise `PeerLost` on the
+    other replicas, torchft does not commit the step, and the next quorum lacks the lost replica.
+    "resume": an all_reduce of floats goes on, and its sum is multiplied by planned over
+    contributing replicas, so that torchft's average is over the contributors, and the step is
+    committed; all other operations behave as with "complete". "resume" needs `participants`, which
+    returns the number that torchft divides by, `lambda: manager.num_participants()`. If this number
+    is not the size of the quorum (a replica is being repaired, or is a spare), a loss is treated as
+    with "complete".
     `codec` and `plan` are as in `Options`.
 
     Raises InvalidArgument for a value that is none of these.
@@ -206,14 +208,14 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
     # ---- what torchft asks of a group
 
     def getBackendName(self) -> str:
-        """ "torchft-pccl"."""
+        """The name of the backend, "torchft-pccl"."""
         return "torchft-pccl"
 
     _device_types = backend.ProcessGroupPccl._device_types
 
     @property
     def parent(self) -> backend.ProcessGroupPccl:
-        """The group of the quorum. Raises InvalidUsage if there is none."""
+        """The group of the current quorum. Raises InvalidUsage if there is no quorum."""
         if self._pg is None:
             raise InvalidUsage(
                 "the process group has no quorum yet, or was aborted: torchft.Manager makes one at "
@@ -226,16 +228,16 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         return self.parent.rank()
 
     def reconfigure(self, opts: Any) -> Any:
-        """Leaves the group there was, and enters that of a new quorum: for the nightlies.
+        """Leaves the current group, and enters that of a new quorum; torchft's nightlies call it.
 
-        Operations that are in flight end with Cancelled. Returns when all replicas of the quorum
-        are in it. Raises DeadlineExceeded, CoordinatorUnreachable and errors of the store.
+        Operations in flight end with Cancelled. Returns when all replicas of the quorum have
+        entered. Raises DeadlineExceeded, CoordinatorUnreachable and errors of the store.
         """
         self._limit = self._timeout if opts.timeout is None else min(opts.timeout, self._timeout)
         return super().reconfigure(opts)
 
     def _opts_hook(self, opts: Any) -> Any:
-        """torchft has reductions called with an op, too."""
+        """Makes AllreduceOptions of an op: torchft calls reductions with options or with an op."""
         if not isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
             return opts
         options = dist.AllreduceOptions()
@@ -243,9 +245,9 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         return options
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> _Quorum:
-        """Both `reconfigure` and `configure` (0.2) call it, once the group there was is left."""
+        """Enters a quorum's group, after `reconfigure` (0.2: `configure`) has left the last one."""
         self._failure = None
-        # Those who still leave that group need it.
+        # Other replicas, which may still leave the last group, need its coordinator.
         before, self._coordinator = self._coordinator, None
         try:
             return self._enter(store, rank, world_size)
@@ -274,16 +276,16 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
         return self._failure if self._pg is None else self._pg.errored()
 
     def abort(self, errored: bool = True) -> None:
-        """Leaves the quorum. Operations in flight end with Cancelled. Twice is once."""
+        """Leaves the quorum. Operations in flight end with Cancelled. Idempotent."""
         if self._pg is not None and errored:
             self._failure = self._pg.errored() or _aborted()
         super().abort(errored)
 
     def shutdown(self) -> None:
-        """Leaves the quorum for good. Twice is once.
+        """Leaves the quorum for good. Idempotent.
 
-        If its coordinator is here, waits for the other replicas to leave, 10 s at most: one may
-        still wait for the decision on its last operation.
+        If this process has the quorum's coordinator, waits at most 10 s for the other replicas to
+        leave: a replica may still wait for the decision on its last operation.
         """
         _made.discard(self)
         self.abort(errored=False)
@@ -293,7 +295,7 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
             coordinator.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Limits the making of a group, and each later operation that names no timeout."""
+        """Sets the time that making a group, or a later operation without a timeout, may take."""
         super().set_timeout(timeout)
         self._limit = timeout
         if self._pg is not None:
@@ -301,26 +303,26 @@ class ProcessGroupPccl(Wrapper):  # type: ignore[misc]  # of type Any
 
 
 def _average(state: Any, bucket: Any) -> Any:
-    """The hook of DDP: the average of the bucket, or what is there after a failure."""
+    """The hook of DDP: the average of a bucket; after a failure, the bucket's memory as it is."""
     work = state.allreduce(bucket.buffer())
     if work.wait():
         future = work.get_future()
         return getattr(future, "_fut", None) or future
-    # The manager knows the error, so the step is not committed, and the gradients do not count.
+    # The manager has noted the error, so it does not commit the step with these gradients.
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-_average.__annotations__.clear()  # PyTorch looks at them, and takes their text for a wrong type
+_average.__annotations__.clear()  # PyTorch would take annotations as text for wrong types
 
 
 class DistributedDataParallel(Parallel):  # type: ignore[misc]  # of type Any
-    """The wrapper of torchft, with a `backward` that outlives the loss of a replica.
+    """The wrapper of torchft, with a `backward` that survives the loss of a replica.
 
-    In torchft 0.2.0 it fails with an AssertionError where an all_reduce has failed, over any
-    process group of the CPU: it asks the work for a future that is made only when the work has
-    succeeded. The nightlies are right, and there this one does the same as theirs.
+    The wrapper of torchft 0.2.0 raises AssertionError after a failed all_reduce, over any process
+    group of the CPU: it asks the work for a future that exists only after success. This wrapper
+    does the same as the wrapper of the nightlies, which does not fail.
     """
 
     _comm_hook = staticmethod(_average)
@@ -331,7 +333,7 @@ _made: weakref.WeakSet[ProcessGroupPccl] = weakref.WeakSet()
 
 @atexit.register
 def _at_exit() -> None:
-    """A program that ends without shutdown() leaves as if it had called it: most do."""
+    """Calls shutdown() for a program that ends without it, as most programs do."""
     for group in list(_made):
         group.shutdown()
 
@@ -345,7 +347,7 @@ def _passed_on(name: str) -> Callable[..., Any]:
     return call
 
 
-# torchft's wrapper passes on what its own backends have. PyTorch asks the class for these names.
+# torchft's wrapper lacks these collectives. PyTorch looks for them in the class.
 for _name in (
     "reduce",
     "reduce_scatter_single",
@@ -366,7 +368,7 @@ for _name in (
 
 
 def _scale(tensors: Sequence[Tensor], outcome: Outcome, planned: int) -> None:
-    """Multiplies each range of the tensors by planned over contributing members."""
+    """Multiplies each range of the tensors by `planned` divided by its number of contributors."""
     lacking = [part for part in outcome.ranges if 0 < len(part.contributors) < planned]
     behind = 0
     for tensor in tensors if lacking else ():
@@ -382,7 +384,7 @@ def _scale(tensors: Sequence[Tensor], outcome: Outcome, planned: int) -> None:
 
 
 def _agree(store: Any, rank: int) -> str:
-    """A name for the group of a quorum, made by rank 0."""
+    """The name for a quorum's group: rank 0 makes it, and the store tells the other ranks."""
     if rank != 0:
         return str(store.get(_NAME).decode())
     name = f"torchft/{secrets.token_hex(8)}"

@@ -6,9 +6,9 @@
     pt.tree.all_reduce_(comm, gradients, op="avg", codec="int8")    # in place
     mean = pt.tree.all_reduce(comm, {"w": w, "b": [b0, b1]}, op="avg")    # a new tree
 
-A tree is a dict, list, tuple or named tuple of trees, None, or a tensor; dicts go in the order of
-their keys. All of its tensors are one operation: either all of them have their result or none has.
-More about it in `flatten` of pccl_py.kit.
+A tree is a dict, list, tuple or named tuple of trees, None, or a tensor; a dict's values are taken
+in the order of its keys. All tensors of a tree are one operation, which succeeds or fails for all
+of them. `flatten` of pccl_py.kit says more about trees.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""PcclWork: an operation in flight as torch.distributed has it.
+"""PcclWork: an operation in flight, as a Work of torch.distributed. backend.py makes it.
 
-It wraps a `pccl_py.Work`, which waits and reports; here are the Future that DDP and functional
-collectives take, and errors in words and classes of PyTorch (errors.py). backend.py makes it.
+A PcclWork wraps a `pccl_py.Work`, which waits and reports. PcclWork adds the Future that DDP and
+functional collectives need, and turns errors into those of PyTorch (errors.py).
 
-A Work that is written in Python has a half in C++, which can do nothing without it: where C++ keeps
-that half alone, its `wait` waits for ever. Where C++ itself calls a collective of ours, it keeps
-the whole Work. A PcclWork that Python hands to C++ goes there as `kept`, a Work of C++ that has it.
+A Work that is written in Python is a Python object and a C++ object: if C++ keeps the C++ object
+alone, its `wait` never returns. C++ keeps both objects of a Work if it calls the collective itself.
+Where Python passes a PcclWork to C++, it passes `kept(work)`, a Work of C++ that keeps both.
 
-An Event is one of torch.profiler, as gloo's: "pccl:all_reduce", with the shapes of its tensors. It
-begins with the call of a collective, and ends when the operation is done, on another thread: by
-that the profiler knows that it is asynchronous. staging.py begins one for each call while a
-profiler is on. The Work waits for the end of its event, so that the event is whole for whoever has
-waited for the Work.
+An Event is an event of torch.profiler, such as "pccl:all_reduce", with the shapes of the call's
+tensors. An Event begins with the call of a collective, and ends on another thread when the
+operation is done, which shows the profiler that the event is asynchronous. staging.py begins an
+Event for each call while a profiler is on. `PcclWork.wait` also waits for the end of the event, so
+that the profile has the event once `wait` has returned.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from torch.futures import Future
 from pccl_py import Group, Outcome, PcclError, Work
 from pccl_torch.errors import torch_error
 
-# Half of them have no types.
+# Half of torch.autograd and torch.ops has no types.
 _autograd: Any = torch.autograd
 _ops: Any = torch.ops
 
 
 def profiler_is_on() -> bool:
-    """Whether a profiler is on, in whatever thread of this process."""
+    """Whether a profiler is on in some thread of this process."""
     return profiler._is_profiler_enabled
 
 
 class Event:
-    """An event that has begun in this thread, which the profiler of this thread shows."""
+    """A profiler event of a collective, which begins on the thread that makes this object."""
 
     def __init__(self, name: str, tensors: Sequence[Tensor]) -> None:
         self._thread = threading.get_ident()
         self._over: Any = Future()
-        # No subclass of Tensor, such as a DTensor, sees the two calls.
+        # Disabled, as subclasses of Tensor, such as DTensor, would intercept the two calls.
         with torch._C.DisableTorchFunctionSubclass():
             record = _autograd._record_function_with_args_enter(name, *tensors)
-            # Ends the record where `_over` is set, with what the profiler keeps by threads.
+            # Ends the record, with its thread's profiler state, on the thread that sets `_over`.
             self._ended: Any = _ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(
                 record, self._over
             )
 
     def end_with(self, work: PcclWork) -> None:
-        """Ends it when the operation is done."""
+        """Ends the event when the operation of `work` is done."""
         work._event = self
         work._work.add_done_callback(lambda _: self._end())
 
@@ -69,27 +69,28 @@ class Event:
             self.end()
 
     def end(self) -> None:
-        """Ends it in this thread, once."""
+        """Ends the event on this thread; called once."""
         self._over.set_result(None)
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Waits until the event has ended."""
         self._ended.wait()
 
 
-# Its types are those of C++, which describe neither subclasses nor what they may override.
+# The stubs of torch.distributed describe C++ types, without subclasses and their overrides.
 dist: Any = torch.distributed
-# Its types do not have all that there is.
+# The stubs of _distributed_c10d lack names that exist.
 native: Any = _distributed_c10d
 
 _NEVER = timedelta(0)
 
 
 class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
-    """An operation that was begun. Any thread may use it.
+    """An operation that has begun. Any thread may use it.
 
-    It goes on if the program drops it. `get_future()` has the outputs, or the error: what C++ (DDP)
-    sees of it is a RuntimeError with its text, what `wait` raises is the error itself.
+    The operation goes on if the program drops its PcclWork. `get_future()` has the outputs, or the
+    error, which C++ (DDP) sees as a RuntimeError with the same text; `wait` raises the error
+    itself.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         source: int = -1,
         failed: Callable[[PcclError], None] | None = None,
     ) -> None:
-        """`failed` is called with the error, before any `wait` raises it; perhaps repeatedly."""
+        """`failed` is called with the operation's error before `wait` raises it, perhaps often."""
         super().__init__()
         self._group = group
         self._work = work
@@ -108,7 +109,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         self._source = source
         self._lock = threading.Lock()
         self._future: Any = None
-        # That of a profiler.
+        # The profiler's event of this operation, if a profiler is on.
         self._event: Event | None = None
         self._failed = failed
         if failed is not None:
@@ -117,7 +118,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the operation is done, and returns True, or raises its error.
 
-        After `timeout`, if it is above zero, raises TimeoutError, and the operation goes on.
+        Raises TimeoutError after a `timeout` above zero; the operation goes on.
         """
         try:
             self._work.wait(timeout.total_seconds() if timeout > _NEVER else None)
@@ -129,25 +130,25 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         return True
 
     def is_completed(self) -> bool:
-        """Whether `wait` would not block. Then the outputs are there, or it has failed."""
+        """Whether `wait` would not block: the operation has failed, or its outputs are filled."""
         if not self._work.done():
             return False
-        with contextlib.suppress(Exception):  # which `wait` raises
+        with contextlib.suppress(Exception):  # `wait` raises the operation's error
             self._work.wait()
         return True
 
     def is_over(self) -> bool:
-        """The same, though the outputs may not be there yet: who asks for them fills them."""
+        """Whether the operation has ended, though its outputs may be filled only in `wait`."""
         return self._work.done()
 
     def is_success(self) -> bool:
-        """Whether it is done, and has not failed."""
+        """Whether the operation is done, and has not failed."""
         return self.is_completed() and self._work.exception() is None
 
     def exception(self) -> Exception | None:
         """The error of an operation that is done and has failed, or None. Never blocks.
 
-        It is a PcclError, unless a device has failed (staging.py).
+        The error is a PcclError, unless a device has failed (staging.py).
         """
         if not self._work.done():
             return None
@@ -155,29 +156,29 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         return self._error(error) if isinstance(error, PcclError) else error
 
     def result(self) -> list[Tensor]:
-        """The outputs of an operation that is done."""
+        """Waits for the operation, and returns its outputs."""
         self.wait()
         return list(self._outputs)
 
     @property
     def outcome(self) -> Outcome:
-        """The contributors of each range, and the cost. Waits, and raises as `wait`."""
+        """The contributors of each range, and the operation's cost. Waits, and raises as `wait`."""
         self.wait()
         return self._work.outcome
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Waits for the operation, as `wait`."""
         self.wait()
 
     def source_rank(self) -> int:
-        """The rank that a received tensor has come from."""
+        """The rank that sent a received tensor; -1 for other operations."""
         return self._source
 
     def _source_rank(self) -> int:
         return self._source
 
     def boxed(self) -> Any:
-        """A ScriptObject of it, for operators of PyTorch."""
+        """The Work as a ScriptObject, for operators of PyTorch."""
         return kept(self).boxed()
 
     def get_future(self) -> Any:
@@ -185,7 +186,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
         with self._lock:
             if self._future is not None:
                 return self._future
-            # An exception that is set is none to C++. One that a callback raises is.
+            # C++ sees an exception that a callback raises, but not one set with set_exception.
             trigger: Any = Future()
             future = self._future = trigger.then(self._value)
         self._work.add_done_callback(lambda _: trigger.set_result(None))
@@ -203,7 +204,7 @@ class PcclWork(dist.Work):  # type: ignore[misc]  # of type Any
 
 
 class _Giver(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
-    """A process group whose only call returns a Work that there is already."""
+    """A process group whose `barrier` returns an existing Work: C++ calls it, and so keeps both."""
 
     def __init__(self, work: PcclWork) -> None:
         super().__init__(0, 1)
@@ -214,14 +215,14 @@ class _Giver(dist.ProcessGroup):  # type: ignore[misc]  # of type Any
 
 
 def kept(work: PcclWork) -> Any:
-    """A Work of C++ that keeps `work`, and waits and has a Future as it does."""
+    """A Work of C++ that keeps `work` alive, and passes `wait` and `get_future` on to it."""
     return dist.ProcessGroup.barrier(_Giver(work))
 
 
 def _keep_for_reducers() -> None:
-    """DDP.join hands the Work of an all_reduce to its Reducer in C++, and drops it.
+    """Makes DDP's Reducer in C++ keep the Python object of a Work that DDP.join passes to it.
 
-    No other function of PyTorch's keeps a Work without its half in Python; a test looks at all.
+    No other function of PyTorch keeps the C++ object of a Work alone; a test checks them all.
     """
     hand_over = native.Reducer._set_forward_pass_work_handle
 

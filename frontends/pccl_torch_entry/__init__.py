@@ -1,9 +1,9 @@
-"""The entry point that `import torch` calls: "pccl" is a backend of torch.distributed from then on.
+"""The entry point that `import torch` calls, to make "pccl" a backend of torch.distributed.
 
-PyTorch finds it by the group `torch.backends` of the installed distribution (pyproject.toml), so
-`dist.init_process_group("pccl")` works in a program that never imports pccl_torch. Every
-`import torch` on the machine pays for this file, so it imports nothing, of PCCL neither: that comes
-with the first group. The doors are registered here; behind them is pccl_torch/start.py.
+PyTorch finds `register` by the entry point group `torch.backends` of the installed distribution
+(pyproject.toml), so `dist.init_process_group("pccl")` works in a program that never imports
+pccl_torch. Every `import torch` on the machine runs this file, so it imports neither torch nor
+PCCL: the first group imports pccl_torch/start.py, which makes it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 
 def register() -> None:
-    """Makes "pccl" a backend, and "pccl://" a rendezvous. Once is enough; more does nothing."""
-    # A PyTorch that was built without it has none of its names.
+    """Makes "pccl" a backend, and "pccl://" a rendezvous. Idempotent."""
+    # A PyTorch that was built without torch.distributed has none of its names.
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or "pccl" in dist.Backend.backend_list:
         return
