@@ -1,14 +1,14 @@
 """Builds the native part of the wheel: `zig build python`, with the Zig of the ziglang package.
 
 Pip runs the class `Hook` (PEP 517, through hatchling); no system compiler is needed. Run as a
-program, `python hatch_build.py`, it rebuilds in place what an editable install uses. build.zig says
-what is compiled, and how; pyproject.toml what goes where.
+program, `python hatch_build.py` rebuilds the native part of an editable install in place. build.zig
+says what is compiled, and how; pyproject.toml says where the files go.
 
-In the environment:
+Environment variables:
 
-    PCCL_ZIG_ARGS       appended to the command, for example `-Doptimize=Debug`
-    PCCL_WHEEL_PYTHON   the interpreter that the wheel is for; default: the one that runs this
-    PCCL_WHEEL_MACHINE  the CPU that it is for, x86_64 or aarch64 (release/wheels.py sets both)
+    PCCL_ZIG_ARGS       arguments appended to the command of Zig, for example `-Doptimize=Debug`
+    PCCL_WHEEL_PYTHON   the interpreter that the wheel is for; default: the one that runs this file
+    PCCL_WHEEL_MACHINE  the CPU of the wheel, x86_64 or aarch64 (release/wheels.py sets both)
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ import nanobind
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
-# The oldest C library that a wheel runs with: that of manylinux_2_17.
+# The oldest glibc that a wheel runs with, that of manylinux_2_17.
 GLIBC = (2, 17)
-# A build that takes longer says so every few seconds.
+# Interval between lines of progress of a build.
 PROGRESS_SECONDS = 10.0
 TERMINAL = Path("/dev/tty")
-# Zig compiles the C++ library file by file when it is needed first.
+# Words behind the name of a target in a line of progress. Zig compiles the C++ library file by file
+# before the first target that needs it.
 NOTES = {"_pccl": ", the last; the first time the C++ library is compiled for it, for minutes"}
-# A line of `zig build --verbose` that is a command.
+# Matches a compile command in the output of `zig build --verbose`.
 COMMAND = re.compile(r"\S*zig(\.exe)? build-(obj|lib|exe) .*--name (?P<name>\S+)")
 
 ASK = """
@@ -69,19 +70,19 @@ class Interpreter(NamedTuple):
 
     @classmethod
     def of(cls, python: str) -> Interpreter:
-        """The facts about an interpreter, from itself."""
+        """Runs the interpreter `python`, which prints these facts about itself."""
         asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True)
         told = json.loads(asked.stdout)
         return cls(**{**told, "version": tuple(told["version"]), "include": Path(told["include"])})
 
     @property
     def is_stable(self) -> bool:
-        """Nanobind supports the stable ABI from 3.12 on: one extension for all later versions."""
+        """Whether the extension uses the stable ABI, as nanobind can from Python 3.12 on."""
         return self.version >= (3, 12) and self.is_cpython and not self.is_free_threaded
 
 
 class Plan(NamedTuple):
-    """The needs of an interpreter on a machine: Zig's target, the wheel's tag, the extension."""
+    """The build for an interpreter and a machine: Zig's target, the wheel's tag, the extension."""
 
     target: str
     tag: str
@@ -117,7 +118,7 @@ def plan(python: Interpreter, machine: str) -> Plan:
 
 
 def check_headers(python: Interpreter) -> None:
-    """Raises an error that says which package holds Python.h, where it is missing."""
+    """Raises RuntimeError, which says which package holds Python.h, if Python.h is missing."""
     if (python.include / "Python.h").exists():
         return
     version = "{}.{}".format(*python.version)
@@ -131,11 +132,12 @@ def check_headers(python: Interpreter) -> None:
 
 
 def platform_include(python: Interpreter, machine: str) -> Path | None:
-    """A folder for Debian's pyconfig.h, which includes <x86_64-linux-gnu/python3.11/pyconfig.h>.
+    """Copies the platform's pyconfig.h into a folder of its own; None if there is no such file.
 
-    That file is below /usr/include, where the C library of this machine is as well, which must not
-    be mixed with the one that Zig brings. So the one header is copied; those of x86-64 and aarch64
-    say the same about everything that an extension asks.
+    Debian's pyconfig.h includes <x86_64-linux-gnu/python3.11/pyconfig.h>, which lies below
+    /usr/include. That folder must not be on the include path: it also has the headers of this
+    machine's C library, and Zig brings its own. A build for aarch64 may use the pyconfig.h of
+    x86-64, as both say the same about everything that an extension asks.
     """
     include = python.include
     original = include.parent / python.multiarch / include.name / "pyconfig.h"
@@ -149,10 +151,10 @@ def platform_include(python: Interpreter, machine: str) -> Path | None:
 
 
 def nanobind_sources(cache: Path) -> Path:
-    """A copy of nanobind in the build cache, at the same path in every environment.
+    """Copies nanobind into the build cache, to the same path in every environment.
 
-    Zig's cache counts the paths of a command. Pip installs nanobind anew for each build, in a
-    folder with a random name, so that nanobind and the bindings would be compiled each time.
+    Zig's cache compares the paths of a command. Pip installs nanobind for each build in a folder
+    with a random name, so without the copy nanobind and the bindings would be compiled each time.
     """
     copy = cache / f"nanobind-{nanobind.__version__}"
     if not copy.exists():
@@ -162,14 +164,14 @@ def nanobind_sources(cache: Path) -> Path:
             shutil.copytree(Path(nanobind.__file__).parent, source)
             try:
                 source.rename(copy)
-            except OSError:  # not an error where another build has made the copy meanwhile
+            except OSError:  # no error if another build has made the copy meanwhile
                 if not copy.exists():
                     raise
     return copy
 
 
 def build_native(prefix: Path, say: Callable[[str], None]) -> Plan:
-    """Builds the extension, libpccl and its header into `prefix`/pccl_py. `say` gets progress."""
+    """Builds the extension and libpccl with pccl.h into `prefix`/pccl_py. `say` gets progress."""
     python = Interpreter.of(os.environ.get("PCCL_WHEEL_PYTHON") or sys.executable)
     machine = os.environ.get("PCCL_WHEEL_MACHINE") or machine_here()
     made = plan(python, machine)
@@ -196,7 +198,7 @@ def build_native(prefix: Path, say: Callable[[str], None]) -> Plan:
 
 
 def run_zig(command: list[str], say: Callable[[str], None]) -> int:
-    """Runs it and returns its status. Zig draws progress on a terminal; elsewhere `say` gets it."""
+    """Runs `command` and returns its exit status. Without a terminal `say` gets the progress."""
     if sys.stderr.isatty():
         return subprocess.run(command, cwd=ROOT, check=False).returncode
     news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -219,7 +221,7 @@ def run_zig(command: list[str], say: Callable[[str], None]) -> int:
 
 
 def tell_progress(news: queue.SimpleQueue[str | None], say: Callable[[str], None]) -> None:
-    """Passes Zig's messages on, but for its commands: `say` gets the last every few seconds."""
+    """Prints Zig's messages except commands; every PROGRESS_SECONDS `say` gets the last command."""
     begin = said = time.monotonic()
     state, commands = "compiling the build script", 0
     while True:
@@ -244,11 +246,11 @@ def to_stderr(text: str) -> None:
 
 
 def to_terminal(text: str) -> None:
-    """Pip keeps what a build prints, and shows it after an error: this passes pip by."""
+    """Prints on the terminal itself: pip shows the output of a build only after an error."""
     try:
         with TERMINAL.open("w") as terminal:
             print(text, file=terminal)
-    except OSError:  # no terminal, but a job of CI, say
+    except OSError:  # no terminal, as in a job of CI
         to_stderr(text)
 
 
@@ -259,7 +261,7 @@ class Hook(BuildHookInterface[Any]):
         if version == "editable":
             made = build_native(ROOT, to_terminal)
         else:
-            # For this build only: a file left from another Python must not get into the wheel.
+            # Each build empties `prefix`: a file of another Python must not get into the wheel.
             prefix = ROOT / ".zig-cache" / "wheel"
             shutil.rmtree(prefix, ignore_errors=True)
             made = build_native(prefix, to_terminal)

@@ -1,8 +1,8 @@
-"""The README as the page of a package index shows it: there are no files that a link could mean.
+"""Prepares the README for the page of a package index, where relative links lead nowhere.
 
-Hatchling calls `Hook` for the metadata of the wheel and of the sdist. With a `Source` among the
-project's URLs in pyproject.toml relative links lead there; without one they become plain text, and
-pictures go.
+Hatchling calls `Hook` for the metadata of the wheel and of the sdist. If the project's URLs in
+pyproject.toml have a `Source`, relative links lead to the `Source`; without it they become plain
+text, and pictures are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RELATIVE_LINK = re.compile(r"(!?)\[([^\]\n]+)\]\((?!\w+:|#)([^)\s]+)\)")
 
 
 def for_package_page(text: str, source: str | None) -> str:
-    """The text with links that work without a checkout."""
+    """Replaces relative links in `text` by links to `source`, or by plain text if it is None."""
 
     def replaced(found: re.Match[str]) -> str:
         is_picture, label, target = found[1] == "!", found[2], found[3]
@@ -30,7 +30,7 @@ def for_package_page(text: str, source: str | None) -> str:
 
 
 class Hook(MetadataHookInterface):
-    """Fills in `readme`, which is dynamic in pyproject.toml."""
+    """Fills in the metadata field `readme`, which is dynamic in pyproject.toml."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = Path(self.root, "README.md").read_text(encoding="utf-8")

@@ -1,9 +1,8 @@
-// common.h: what the init_<topic>.cpp files share: handles, raising, and the GIL. No operation and
-// no decision lives here: those are in the native library (include/pccl.h) and in pccl_py/. Start
-// at module.cpp.
+// common.h: what the init_<topic>.cpp files share: handles, raising, and the GIL. Operations and
+// decisions are in the native library (include/pccl.h) and in pccl_py/. Start at module.cpp.
 #pragma once
 
-#include <cstdio>  // first: see nb_all.cpp
+#include <cstdio>  // included first: see nb_all.cpp
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
@@ -45,10 +44,10 @@ inline void check(pccl_status_t status) {
   if (status != PCCL_OK) raise(status);
 }
 
-// The interpreter's exit waits while one lives (init_runtime.cpp). Around whatever may wait for the
-// GIL inside C++ frames: up to Python 3.13 a thread that waits for the GIL of an interpreter that is
-// finalised is unwound, and unwinding through C++ frames crashes. After the exit has gone on, a new
-// one parks its thread for good.
+// Encloses code that may wait for the GIL inside C++ frames; the interpreter's exit waits while a
+// GilWait lives (init_runtime.cpp). Up to Python 3.13 a thread that waits for the GIL of a
+// finalised interpreter is unwound, and unwinding through C++ frames crashes. After the exit has
+// gone on, a new GilWait parks its thread for good.
 class GilWait {
  public:
   explicit GilWait(bool holds_gil);
@@ -57,8 +56,8 @@ class GilWait {
   GilWait &operator=(const GilWait &) = delete;
 };
 
-// The GIL is released while one lives. The interpreter's exit waits, with a bound, for the threads
-// that are inside; one that comes back later than that is parked.
+// Releases the GIL while an Unlocked lives. The interpreter's exit waits, with a bound, for threads
+// inside an Unlocked; a thread that leaves an Unlocked later is parked.
 class Unlocked {
  public:
   Unlocked();
@@ -70,12 +69,12 @@ class Unlocked {
   PyThreadState *state_;
 };
 
-// Around a PyGILState_Ensure of a thread that may come at any time, as by a GilWait, which parks it.
-// False: the GIL must not be taken any more.
+// gil_wait_begin and gil_wait_end enclose a PyGILState_Ensure as a GilWait would, for threads that
+// may come at any time, and do not park. False: the thread must not take the GIL any more.
 bool gil_wait_begin();
 void gil_wait_end();
 
-// The interpreter exits: what blocks must end soon.
+// Whether the interpreter exits, so that blocking calls must end soon.
 bool is_exiting();
 
 // For pccl_comm_options_t.interrupted: non-zero when a Python signal handler raised (the exception
@@ -83,14 +82,14 @@ bool is_exiting();
 int interrupted(void *context);
 
 // One native communicator, shared by its Python object and by every work begun on it, because works
-// must be destroyed first. The last owner must hold no GIL (release_unlocked).
+// must be destroyed first. The last owner must not hold the GIL (Unlocked).
 struct CommHandle {
   pccl_comm_t *native = nullptr;
-  uint64_t number = 0;  // of a handle; 0: nobody has asked (init_handlers.cpp)
+  uint64_t number = 0;  // handle; 0 until handle_of is called (init_handlers.cpp)
   ~CommHandle();
 };
 
-// The number that stands for it in compiled programs (handlers.h).
+// The number that stands for a communicator in compiled programs (handlers.h).
 uint64_t handle_of(const std::shared_ptr<CommHandle> &comm);
 void handlers_fork_child();
 
@@ -116,9 +115,9 @@ struct Ending {
   pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
   std::vector<Part> parts;
 
-  // On PCCL_OK all is read, the work is freed, and *work is null.
+  // Waits. On PCCL_OK the outcome is read, the work is freed, and *work is null.
   pccl_status_t finish(pccl_work_t **work, uint64_t timeout_ns);
-  // The work has committed, and stays.
+  // Reads the outcome of a committed work, which is not freed.
   pccl_status_t read(pccl_work_t *work);
   nb::tuple to_tuple() const;
 };
@@ -128,7 +127,7 @@ struct Work {
   pccl_work_t *native = nullptr;
   std::shared_ptr<CommHandle> comm;
   nb::object buffers;  // keeps the memory alive while the native side may touch it
-  nb::object ending;   // of a blocking call that has committed: then nothing native is left
+  nb::object ending;   // outcome of a committed blocking call; `native` is null then
 
   Work() = default;
   ~Work() { destroy(); }
@@ -137,11 +136,11 @@ struct Work {
 
   bool has_ended() const { return ending.is_valid(); }
   void begin(pccl_work_t *work, std::shared_ptr<CommHandle> handle, nb::object kept);
-  // Cancels if unfinished, frees, and only then lets go of the buffers. Idempotent.
+  // Cancels an unfinished operation, frees it, and only then releases the buffers. Idempotent.
   void destroy();
   // pccl_work_wait in slices; throws when a signal handler raised.
   pccl_status_t wait(uint64_t timeout_ns);
-  // Cancels if unfinished, and waits for the end, without a look at signals.
+  // Cancels an unfinished operation, and waits for its end without running signal handlers.
   void withdraw();
 };
 

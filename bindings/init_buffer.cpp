@@ -1,5 +1,5 @@
-// init_buffer.cpp: the address of an exported buffer, which Python itself does not tell. Everything
-// else about buffers (dtype, layout, who may write) is decided in pccl_py/buffers.py.
+// init_buffer.cpp: the address of an exported buffer, which Python itself does not tell.
+// pccl_py/buffers.py decides everything else about buffers: dtype, layout, who may write.
 #include "common.h"
 
 namespace pccl_binding {

@@ -1,6 +1,7 @@
-// init_collective.cpp: the operations of a group. `call` begins one in a Work that the caller has
-// made. With block it also waits, in slices, so that Ctrl-C works, and returns true if the
-// operation has committed; Work.wait tells how else it has ended. Buffers are checked addresses.
+// init_collective.cpp: the operations of a group. `call` begins an operation in a Work that the
+// caller has made. With `block` the call also waits, in slices, so that Ctrl-C works, and returns
+// true if the operation has committed; if not, Work.wait raises its error. Buffers are addresses
+// that Python has checked.
 #include "common.h"
 
 #include <nanobind/stl/vector.h>
@@ -9,12 +10,13 @@ namespace pccl_binding {
 
 namespace {
 
-// The caller holds the work from before the operation begins, so that an exception of a signal
-// handler, whenever it comes, leaves somebody to ask what became of it. One that comes while this
-// waits withdraws the operation, and the buffers are free before it leaves.
+// Begins an operation. The caller has the Work before the operation begins, and can ask the Work
+// how the operation ended if a signal handler raises at any time. An exception of a signal handler
+// during the wait withdraws the operation, and the buffers are free before the exception leaves.
 //
-// While a blocking call waits, nobody else has its work. So the GIL, for which other threads of the
-// program may make this one wait, is given away once: for the call, its end and its outcome.
+// While a blocking call waits, no other thread has its Work. So the GIL, for which other threads of
+// the program may make this thread wait, is released only once: for the call, its end and its
+// outcome.
 template <class Begin>
 bool run(Work &work, Comm &comm, nb::object buffers, bool block, Begin begin) {
   if (work.native != nullptr || work.has_ended())
@@ -47,10 +49,10 @@ bool run(Work &work, Comm &comm, nb::object buffers, bool block, Begin begin) {
   return true;
 }
 
-// Kinds of calls behind those of pccl_collective_t; Kind of pccl_py/call.py has all.
+// Kinds of calls that pccl_collective_t does not have; Kind of pccl_py/call.py has all kinds.
 enum { kind_barrier = 16, kind_send = 17, kind_recv = 18 };
 
-// Addresses of what is sent and received, or 0, the elements, and the dtype.
+// (address of the input or 0, address of the output or 0, number of elements, dtype)
 using Array = std::tuple<uintptr_t, uintptr_t, uint64_t, int>;
 
 pccl_array_t make_array(const Array &from) {
@@ -63,9 +65,9 @@ pccl_array_t make_array(const Array &from) {
   return array;
 }
 
-// `counts` are the elements of each rank's shard, or none where all have as many; of an all_to_all
-// those for each rank, and `recv_counts` those from each. `root` is also the other rank of a
-// message.
+// Begins a call of `kind`. `counts`: number of elements of each rank's shard, empty if all shards
+// are equal; in an all_to_all, of the shards for each rank, and `recv_counts` of the shards from
+// each rank. `root`: the root, or the other rank of a message.
 pccl_status_t begin(pccl_comm_t *comm, int kind, const std::vector<pccl_array_t> &arrays,
                     const std::vector<uint64_t> &counts, const std::vector<uint64_t> &recv_counts,
                     uint32_t root, const pccl_collective_options_t *options, pccl_work_t **work) {
@@ -102,7 +104,8 @@ pccl_status_t begin(pccl_comm_t *comm, int kind, const std::vector<pccl_array_t>
   }
 }
 
-// One call of pccl_py/call.py; the arguments from op to form are fields of the options of pccl.h.
+// Makes a call of pccl_py/call.py; the arguments from op to form are fields of the options of
+// pccl.h.
 bool call(Work &work, Comm &comm, int kind, const std::vector<Array> &arrays,
           const std::vector<uint64_t> &counts, const std::vector<uint64_t> &recv_counts,
           uint32_t root, int op, uint64_t tag, uint64_t deadline_ns, int recovery, int plan,

@@ -1,5 +1,5 @@
-// init_communicator.cpp: membership of this process in a group: connect, join, admit, leave, look.
-// The Python face is pccl_py/communicator.py; the collectives are in init_collective.cpp.
+// init_communicator.cpp: membership of this process in a group: connect, join, admit, leave, info.
+// Python's Group is in pccl_py/communicator.py; init_collective.cpp has the collectives.
 #include "common.h"
 
 #include <nanobind/stl/optional.h>
@@ -13,7 +13,8 @@ namespace pccl_binding {
 
 namespace {
 
-// The exception of a signal handler that ran inside the call goes before the call's own status.
+// Raises the exception of a signal handler that ran inside a call, or else the error of the call's
+// status.
 void check_interrupted(pccl_status_t status) {
   if (PyErr_Occurred()) throw nb::python_error();
   check(status);
@@ -123,7 +124,7 @@ void close(Comm &comm) {
 
 using ListIds = uint32_t (*)(pccl_comm_t *, pccl_peer_id_t *, uint32_t);
 
-// The list may grow between two calls: asks again until it fits.
+// Calls `list` until the ids fit, as their number may grow between two calls.
 nb::list ids(Comm &comm, ListIds list) {
   std::vector<pccl_peer_id_t> found(64);
   for (;;) {

@@ -14,7 +14,7 @@ namespace {
 
 struct Coordinator {
   pccl_coordinator_t *native = nullptr;
-  nb::str token;  // the only copy beside the library's own
+  nb::str token;  // the only copy of the token except the library's own
   uint16_t port = 0;
 
   Coordinator() = default;
@@ -23,7 +23,7 @@ struct Coordinator {
   Coordinator &operator=(const Coordinator &) = delete;
 
   void close() {
-    pccl_coordinator_t *taken = native;  // under the GIL, so that only one thread gets it
+    pccl_coordinator_t *taken = native;  // under the GIL: one thread alone takes it
     native = nullptr;
     if (taken == nullptr) return;
     Unlocked unlocked;

@@ -1,6 +1,7 @@
 // init_handlers.cpp: communicators for code that runs without the interpreter, such as the handlers
-// of JAX (jax_handlers.c): the table of their numbers, and what a blocked handler asks about
-// signals. The interface is handlers.h; pccl_py/communicator.py has the number of a Group.
+// of JAX (jax_handlers.c): the table of their numbers, and the check for signals while a handler
+// waits. handlers.h has the interface; Group.handle (pccl_py/communicator.py) is the number of a
+// group.
 #include "handlers.h"
 
 #include <mutex>
@@ -17,9 +18,9 @@ struct Table {
   std::unordered_map<uint64_t, std::weak_ptr<CommHandle>> comms;
 };
 
-// Never freed, like the runtime; a forked child gets a fresh one, where no handle is known.
+// The table is never freed, like the runtime; a forked child gets an empty table.
 Table *table = new Table();
-// One counter for all tables: no number is given twice, to a child of a fork neither.
+// One counter serves all tables: no number is given twice, not even in a forked child.
 std::atomic<uint64_t> next_number{1};
 std::atomic<unsigned long> main_thread{0};
 std::atomic<uint64_t> withdrawals{0};
@@ -46,10 +47,10 @@ int raise_kept(void *) {
   return -1;
 }
 
-// Python runs signal handlers in the main thread alone; other threads need not wait for the GIL.
-// XLA would replace the exception by its own, so the interpreter raises it a moment later.
-// A program that has not run on the thread that called it is in a thread of XLA, where no signal is
-// noticed: Python withdraws it as the exception leaves the wait for it.
+// Python runs signal handlers in the main thread alone, so other threads do not take the GIL here.
+// XLA would replace an exception of a signal handler by an error of its own, so the interpreter
+// raises the exception a moment later. A program on a thread of XLA notices no signal: Python
+// withdraws the program's operations when an exception ends the wait for the program.
 int handler_interrupted(uint64_t since) {
   if (PyThread_get_thread_ident() != main_thread) {
     bool is_beside = PyGILState_GetThisThreadState() == nullptr;

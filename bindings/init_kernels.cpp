@@ -1,12 +1,12 @@
-// init_kernels.cpp: measuring the kernels. kernels/measure.zig says what is measured, and
-// with what it is compared; pccl_py/measure.py takes turns and medians.
+// init_kernels.cpp: measuring the kernels. kernels/measure.zig says what is measured, and what it
+// is compared with; pccl_py/measure.py runs kernels in turns and takes medians.
 #include "common.h"
 
 namespace pccl_binding {
 
 namespace {
 
-// The bytes of a writable buffer, held for a call.
+// The bytes of a writable buffer, which is held for one call.
 class Writable {
  public:
   explicit Writable(nb::handle object) {

@@ -1,4 +1,4 @@
-// init_log.cpp: takes queued events out of the native library, which never prints. They reach
+// init_log.cpp: takes queued events out of the native library, which never prints. Events reach
 // logging.getLogger("pccl") through pccl_py/_watcher.py.
 #include "common.h"
 

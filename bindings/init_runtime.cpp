@@ -20,13 +20,13 @@ struct Runtime {
   uint64_t gil_waits = 0;             // threads inside a GilWait
   std::vector<uint64_t> completed;    // keys of finished works, in order
   bool woken = false;
-  std::atomic<bool> exiting{false};   // blocking calls end soon
-  bool gone = false;                  // the GIL must not be taken any more, but by exit_thread
+  std::atomic<bool> exiting{false};   // the interpreter exits: blocking calls end soon
+  bool gone = false;                  // only exit_thread may still take the GIL
   std::atomic<unsigned long> exit_thread{0};
 };
 
-// Never freed: engine threads may push until the process ends. A forked child gets a fresh one, as
-// the parent's mutex may have been held at the fork.
+// The runtime is never freed: engine threads may push until the process ends. A forked child gets a
+// fresh runtime, as the parent's mutex may have been held at the fork.
 Runtime *runtime = new Runtime();
 
 [[noreturn]] void park() {
@@ -37,7 +37,7 @@ Runtime *runtime = new Runtime();
 }
 
 std::chrono::nanoseconds as_duration(uint64_t ns) {
-  constexpr uint64_t day_ns = 86'400'000'000'000;  // wait_for overflows on very long times
+  constexpr uint64_t day_ns = 86'400'000'000'000;  // wait_for overflows for very long times
   return std::chrono::nanoseconds(ns < day_ns ? ns : day_ns);
 }
 
@@ -82,8 +82,8 @@ void notify(Work &work, uint64_t key) {
   check(status);
 }
 
-// GilWaits of this thread, one inside the other: making an error may collect garbage, works among
-// it. The exit waits for the outermost, so the inner ones must not be parked.
+// Number of GilWaits of this thread, one inside the other: making an error may collect garbage, and
+// works among it. The exit waits for the outermost GilWait, so inner ones must not park the thread.
 thread_local uint64_t gil_wait_depth = 0;
 
 bool exit_finish(uint64_t timeout_ns) {
@@ -95,7 +95,7 @@ bool exit_finish(uint64_t timeout_ns) {
     all_left = runtime->inside_changed.wait_for(
         lock, as_duration(timeout_ns), [] { return runtime->unlocked_count == 0; });
     runtime->gone = true;
-    // Without a bound: they get the GIL before this thread can go on with it.
+    // Without a bound: each GilWait gets the GIL before this thread takes it again.
     runtime->inside_changed.wait(lock, [] { return runtime->gil_waits == 0; });
   }
   PyEval_RestoreThread(state);

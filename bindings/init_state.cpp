@@ -1,5 +1,5 @@
-// init_state.cpp: shared states. The Python face is pccl_py/shared_state.py. A State holds the
-// tensors that the native side may read and write until it is closed.
+// init_state.cpp: shared states. Python's SharedState is in pccl_py/shared_state.py. A State keeps
+// the tensors alive that the native side may read and write until the state is closed.
 #include "common.h"
 
 #include <nanobind/stl/optional.h>
@@ -15,7 +15,8 @@ namespace pccl_binding {
 
 namespace {
 
-// Shared with the thread that is in sync, so that nobody destroys what it uses.
+// A native state, shared with the thread that is in sync, so that the state is not destroyed
+// meanwhile.
 struct StateHandle {
   pccl_state_t *native = nullptr;
   std::shared_ptr<CommHandle> comm;
@@ -35,7 +36,7 @@ struct State {
   State &operator=(const State &) = delete;
 };
 
-// An epoch has no more (base/limits.zig).
+// Most members of an epoch, as in engine/base/limits.zig.
 constexpr uint32_t peers_max = 512;
 
 // (name, address, shape, dtype, flags)
@@ -78,7 +79,7 @@ std::unique_ptr<State> create(Comm &comm, const std::string &name,
 nb::tuple sync(State &state, int strategy, std::optional<uint64_t> revision,
                uint64_t deadline_ns) {
   std::shared_ptr<StateHandle> handle = state.handle;
-  nb::object tensors = state.tensors;  // also if another thread closes the state meanwhile
+  nb::object tensors = state.tensors;  // kept even if another thread closes the state
   pccl_sync_options_t options = PCCL_SYNC_OPTIONS_INIT;
   options.strategy = static_cast<pccl_strategy_t>(strategy);
   options.deadline_ns = deadline_ns;
@@ -97,7 +98,8 @@ nb::tuple sync(State &state, int strategy, std::optional<uint64_t> revision,
     Unlocked unlocked;
     status = pccl_state_sync(handle->native, &options, &outcome);
   }
-  // The exception of a signal handler that ran inside the call goes before the call's own status.
+  // An exception of a signal handler that ran inside the call is raised instead of the call's
+  // error.
   if (PyErr_Occurred()) throw nb::python_error();
   check(status);
   nb::list holders;

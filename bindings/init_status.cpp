@@ -1,5 +1,5 @@
-// init_status.cpp: status codes, versions, and how a status becomes a Python exception. Which class
-// belongs to which status is decided in pccl_py/errors.py, which installs its factory here.
+// init_status.cpp: status codes, versions, and how a status becomes a Python exception.
+// pccl_py/errors.py decides which class belongs to which status, and installs its factory here.
 #include "common.h"
 
 #include <cstring>
@@ -8,14 +8,15 @@ namespace pccl_binding {
 
 namespace {
 
-// Leaked on purpose: a static nb::object would be released after the interpreter is gone.
+// The factory is leaked on purpose: a static nb::object would be released after the interpreter is
+// gone.
 nb::object *error_factory = new nb::object();
 
 }  // namespace
 
 void raise(pccl_status_t status) {
   GilWait wait(true);  // the factory is Python code, which lets other threads have the GIL
-  // The library makes it text, whatever names are in it; this is for one that is older.
+  // The library writes UTF-8, whatever names are in it; "replace" is for an older library.
   const char *said = pccl_last_error();
   PyObject *text = PyUnicode_DecodeUTF8(said, std::strlen(said), "replace");
   if (text == nullptr) throw nb::python_error();

@@ -1,5 +1,5 @@
-// init_token.cpp: making and reading tokens, and asking a run for its status. The format of a token
-// is the native library's; the schema of the status is docs/reference/STATUS.md.
+// init_token.cpp: making and reading tokens, and asking a run for its status. The native library
+// defines the format of a token; docs/reference/STATUS.md has the schema of the status.
 #include "common.h"
 
 #include <nanobind/stl/optional.h>
@@ -13,7 +13,7 @@ namespace pccl_binding {
 
 namespace {
 
-// No core file shall have it: what lies on the stack stays there until something else comes.
+// Overwrites a secret on the stack, where a core file would have it.
 void clear(void *bytes, size_t count) {
   volatile uint8_t *to = static_cast<uint8_t *>(bytes);
   for (size_t index = 0; index < count; index++) to[index] = 0;
@@ -43,7 +43,7 @@ std::string run_status(const char *token, uint64_t timeout_ns,
   if (dial_back && dial_back->size() != sizeof peer.bytes)
     throw nb::value_error("a peer id has 16 bytes");
   if (dial_back) std::memcpy(peer.bytes, dial_back->c_str(), sizeof peer.bytes);
-  // The longest answer there is: asked again, a coordinator answers again.
+  // Room for the longest answer, because a second request would get another answer.
   size_t length = 0;
   std::string json(PCCL_RUN_STATUS_BYTES_MAX, '\0');
   pccl_status_t status;

@@ -1,5 +1,5 @@
 // init_training.cpp: the arithmetic of low-communication training, on memory by its address.
-// pccl_train checks what it passes; include/pccl.h has the formulas.
+// pccl_train checks the arguments; include/pccl.h has the formulas.
 #include "common.h"
 
 namespace pccl_binding {
@@ -19,7 +19,7 @@ pccl_sparse_options_t sparse_options(uint32_t chunk, uint32_t kept, int values) 
   return options;
 }
 
-// The status of a call without the GIL.
+// Makes a call without the GIL, and raises the error of its status.
 template <typename Call>
 void unlocked(Call call) {
   pccl_status_t status;

@@ -1,5 +1,6 @@
-// init_work.cpp: one operation in flight: waiting, cancelling, resolving, reading its outcome. The
-// Python face is pccl_py/work.py. A Work holds the buffers of its operation until it is settled.
+// init_work.cpp: one operation in flight: waiting, cancelling, resolving, reading its outcome.
+// Python's Work is in pccl_py/work.py. A Work holds the buffers of its operation until the
+// operation is settled.
 #include "common.h"
 
 #include <chrono>
@@ -35,7 +36,7 @@ pccl_status_t sliced(uint64_t timeout_ns, Attempt attempt) {
   }
 }
 
-// Settled: the native side will not touch the memory again. In doubt it still may (resolve).
+// Releases the buffers of a settled operation. In doubt, resolve may still write to the buffers.
 void let_go(Work &work, pccl_status_t status) {
   if (status != PCCL_TIMEOUT && status != PCCL_IN_DOUBT) work.buffers = nb::none();
 }
@@ -54,14 +55,14 @@ bool poll(Work &work) {
   return finished != 0;
 }
 
-// False also in a forked child, where nothing of the parent's is in flight.
+// Whether the operation is in flight; false in a forked child for every operation of the parent.
 bool in_flight(Work &work) {
   if (work.has_ended()) return false;
   int finished = 0;
   return pccl_work_poll(work.native, &finished) == PCCL_OK && finished == 0;
 }
 
-// -1: no descriptor is left, because the operation has committed.
+// Returns -1 for a blocking call that has committed: its descriptor is gone.
 int fileno(Work &work) {
   if (work.has_ended()) return -1;
   int fd = -1;
@@ -89,7 +90,7 @@ void resolve(Work &work, uint64_t timeout_ns, bool copy) {
   pccl_status_t status = sliced(timeout_ns, [&](uint64_t slice) {
     return pccl_work_resolve(work.native, slice, copy ? 1 : 0);
   });
-  // A result that was not copied may still be asked for, by a later call.
+  // Without `copy` the buffers stay, because a later call may ask for the result.
   if ((status == PCCL_OK && copy) || status == PCCL_ABORTED) work.buffers = nb::none();
   check(status);
 }
@@ -113,7 +114,7 @@ pccl_status_t read_part(pccl_work_t *work, uint32_t index, Ending::Part &part) {
 }  // namespace
 
 pccl_status_t Ending::finish(pccl_work_t **work, uint64_t timeout_ns) {
-  constexpr uint32_t few = 16;  // `read` has room for more
+  constexpr uint32_t few = 16;  // contributors; read() takes more
   pccl_peer_id_t ids[few];
   pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
   pccl_status_t status = pccl_work_finish(work, timeout_ns, &outcome, &range, ids, few);

@@ -1,12 +1,12 @@
 /* jax_async.c: an all_reduce that a compiled program begins and finishes later: two handlers, and
- * between them a table of the operations that are begun. XLA may free, move or reuse the memory of
- * a call as soon as its handler has returned: a failure elsewhere ends a program between the two,
- * and a copy that XLA inserts gives the first memory to somebody else. So an operation here works
- * in memory of its own (jax_memory.c): the first handler copies into it, and the second one out of
- * it. That has room for the operand and for the result, so that the library need not save the
- * operand. Nothing of XLA's waits for a transfer: the second handler leaves it to a thread.
- * frontends/pccl_jax/collectives.py has the two calls; errors.py tells about operations that
- * nobody has finished. */
+ * between them a table of the operations that have begun. XLA may free, move or reuse the memory of
+ * a call as soon as its handler has returned: a failure elsewhere ends a program between the two
+ * handlers, and XLA may insert a copy and use the first memory for other data. So an operation here
+ * works in memory of its own (jax_memory.c): the first handler copies operands into this memory,
+ * and the second handler copies results out of it. This memory has room for operands and results,
+ * so the library need not save operands. No thread of XLA waits for a transfer: the second handler
+ * leaves the wait to a thread. frontends/pccl_jax/collectives.py has the two calls; errors.py tells
+ * about operations that no call has finished. */
 #include "jax_handlers.h"
 
 #include <inttypes.h>
@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One operation, from its beginning to the call that finishes it. */
+/* One all_reduce, from the call that begins it to the call that finishes it. */
 typedef struct begun {
-  later_t later; /* first: the thread that finishes it has this alone */
+  later_t later; /* first member: the finishing thread gets only a later_t */
   struct begun *next;
   uint64_t ticket, handle, since, bytes, call_number;
   int64_t tag, count;
@@ -25,9 +25,9 @@ typedef struct begun {
   pccl_comm_t *comm;
   void *pin;
   pccl_work_t *work;
-  int is_told; /* that nobody has finished it: another may take its tag */
+  int is_told; /* reported as unfinished: another operation may take its tag */
   block_t *block;
-  void **results; /* of the call that finishes it; behind the arrays */
+  void **results; /* outputs of the finishing call, in memory behind `arrays` */
   pccl_array_t arrays[];
 } begun_t;
 
@@ -40,7 +40,8 @@ static uint64_t bytes_of(const pccl_array_t *array) {
          MEMORY_ALIGNED * MEMORY_ALIGNED;
 }
 
-/* Never under the mutex: one that still runs is withdrawn, and a communicator may be closed. */
+/* Withdraws an operation that still runs, and frees it. Never call this under the mutex, as it may
+ * close a communicator. */
 static void drop(begun_t *begun) {
   pccl_work_destroy(begun->work);
   memory_give(begun->block);
@@ -83,8 +84,8 @@ static XLA_FFI_Error *copy_in(const now_t *now, begun_t *begun) {
   return NULL;
 }
 
-/* Whether an operation of this tag is in flight that nobody knows to be left over; it is told now.
- * Those that were told before leave the table, into `gone`. */
+/* Whether the tag of the call has an operation that was not reported as unfinished yet; marks it as
+ * reported. Operations of the tag that were reported before move from the table into `gone`. */
 static int is_tag_taken(const now_t *now, begun_t **gone) {
   int is_taken = 0;
   pthread_mutex_lock(&mutex);
@@ -104,8 +105,8 @@ static int is_tag_taken(const now_t *now, begun_t **gone) {
   return is_taken;
 }
 
-/* One that still runs is waited for: to withdraw it would take this peer out of the group. Nobody
- * asks how it ended. */
+/* Drops the operations of a list, after waiting for those that still run: to withdraw an operation
+ * would take this peer out of the group. */
 static void drop_all(begun_t *first) {
   while (first != NULL) {
     begun_t *next = first->next;
@@ -191,7 +192,7 @@ static int fit(const now_t *now, const begun_t *begun) {
   return is_fit;
 }
 
-/* Takes the operation out of the table. */
+/* Finds the operation of `ticket`, and takes it out of the table if it fits the call. */
 static begun_t *take(const now_t *now, uint64_t ticket, int *is_fit) {
   begun_t *found = NULL;
   pthread_mutex_lock(&mutex);
@@ -226,7 +227,7 @@ static XLA_FFI_Error *end_later(later_t *later) {
 
 static XLA_FFI_Error *finish(now_t *now) {
   const operands_t *given = now->given;
-  /* Operands behind the ticket are what had to be computed first. */
+  /* Operands behind the ticket only make XLA compute other values first. */
   if (given->arg_count < 1 || !is_ticket(given->args[0])) return wrong_program(now);
   const uint32_t *words = given->args[0]->data;
   int is_fit = 0;
@@ -261,8 +262,8 @@ EXPORT XLA_FFI_Error *pccl_jax_finish(XLA_FFI_CallFrame *frame) {
   return with_communicator(frame, finish);
 }
 
-/* Tells one operation that nobody has finished, in a sentence; 0: there is none that is not told
- * yet. Those of closed communicators go, and memory that is kept for nothing. */
+/* Writes a sentence about one unfinished operation that was not reported yet; returns 0 if there is
+ * none. Drops reported operations of closed communicators, and frees idle memory. */
 EXPORT int pccl_jax_unfinished(char *text, size_t capacity) {
   int is_told = 0;
   memory_give_back_idle();

@@ -1,7 +1,6 @@
-/* jax_errors.c: errors of the handlers for JAX. XLA's own error has a code and a text, in which
- * others put theirs. So each error here has a number, which is in the text, and a table has the
- * status and the sentence of the last ones: frontends/pccl_jax/errors.py makes the exception of
- * them. */
+/* jax_errors.c: errors of the handlers for JAX. An error of XLA has a code and a text, to which XLA
+ * and JAX add words. So each error has a number in its text, and a table has the status and the
+ * sentence of the last errors, of which frontends/pccl_jax/errors.py makes the exception. */
 #include "jax_handlers.h"
 
 #include <pthread.h>
@@ -39,7 +38,7 @@ static XLA_FFI_Error_Code code_of(pccl_status_t status) {
   }
 }
 
-/* The call that an error is of, as far as it can be read. */
+/* Stores in `kept` which call has failed, if the operands can be read. */
 static void describe(const XLA_FFI_CallFrame *frame, error_t *kept) {
   operands_t given;
   int is_read = read_operands(frame, &given) == NULL;
@@ -48,8 +47,8 @@ static void describe(const XLA_FFI_CallFrame *frame, error_t *kept) {
   kept->handle = is_read ? given.handle : 0;
 }
 
-/* Every sentence is copied before anything else of the library is called, as that may replace it.
- */
+/* Copies the sentence before any other function of the library is called, which may replace the
+ * last error. */
 XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, ...) {
   char text[TEXT_BYTES_MAX] = "";
   va_list rest;
@@ -57,7 +56,7 @@ XLA_FFI_Error *fail(const now_t *now, pccl_status_t status, const char *format, 
   vsnprintf(text, sizeof text, format, rest);
   va_end(rest);
   size_t length = strlen(text);
-  if (now->call_number != 0) /* in a loop the text is the same for all steps */
+  if (now->call_number != 0) /* in a loop only the number tells steps apart */
     snprintf(text + length, sizeof text - length,
              ". It was call %llu of the program's run on this communicator",
              (unsigned long long)now->call_number);
@@ -88,7 +87,8 @@ void destroy_error(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
   api->XLA_FFI_Error_Destroy(&args);
 }
 
-/* The sentence of an error, and the call; its status, or PCCL_OK if too many have come after it. */
+/* Writes the sentence and the call of an error; returns its status, or PCCL_OK if too many errors
+ * have followed. */
 EXPORT int pccl_jax_error(uint64_t number, char *text, size_t capacity, int64_t *kind,
                           uint64_t *form, uint64_t *handle) {
   pthread_mutex_lock(&mutex);

@@ -1,8 +1,8 @@
 /* jax_handlers.c: the handler that a program compiled by JAX calls for each collective, message and
- * barrier. It needs neither the interpreter nor its lock, and blocks until the operation is
- * committed or has failed. A call is described by words in an attribute (jax_handlers.h); the
- * communicator is an operand, a number that is looked up in each call, so that one program serves
- * every communicator, epoch and size of the world. */
+ * barrier. The handler needs neither the interpreter nor the GIL, and blocks until the operation is
+ * committed or has failed. Words in an attribute describe a call (jax_handlers.h). The communicator
+ * is an operand, a number that each call looks up, so that one program serves every communicator,
+ * epoch and world size. */
 #include "jax_handlers.h"
 
 #include <inttypes.h>
@@ -73,7 +73,8 @@ int dtype_of(XLA_FFI_DataType dtype, pccl_dtype_t *made) {
     case XLA_FFI_DataType_U16: *made = PCCL_U16; return 1;
     case XLA_FFI_DataType_U32: *made = PCCL_U32; return 1;
     case XLA_FFI_DataType_U64: *made = PCCL_U64; return 1;
-    /* These only move, or have their bits combined; their form tells them apart. */
+    /* Elements of these dtypes only move, or have their bits combined; the call's form tells them
+     * apart. */
     case XLA_FFI_DataType_PRED:
     case XLA_FFI_DataType_F8E5M2:
     case XLA_FFI_DataType_F8E3M4:
@@ -103,7 +104,7 @@ static int is_token(const XLA_FFI_Buffer *buffer) {
 
 /* ---- The operands of XLA ------------------------------------------------------------------ */
 
-/* The results that are not those of the collective. */
+/* Reads the results beside those of the collective: outcome, origin and numbers of contributors. */
 static const char *read_told(operands_t *given) {
   const call_t *call = given->call;
   given->outcome = given->origin = NULL;
@@ -129,7 +130,7 @@ static const char *read_told(operands_t *given) {
   return NULL;
 }
 
-/* Those of error feedback: the last array, and the last result. */
+/* Reads the residuals of error feedback: the last array, and the last result. */
 static const char *read_residuals(operands_t *given) {
   if (given->arg_count < 2 || given->ret_count != given->arg_count)
     return "error feedback needs arrays";
@@ -253,8 +254,8 @@ XLA_FFI_Error *find_place(now_t *now) {
 
 /* ---- The arrays --------------------------------------------------------------------------- */
 
-/* How many elements this rank's arrays must have: sends and receives; 0 for one that is not there.
- */
+/* Whether this rank's input has `sends` and its output `recvs` elements, as the call needs (0: no
+ * array); sets the count for pccl.h. */
 static int fits(const now_t *now, uint64_t sends, uint64_t recvs, uint64_t *count) {
   uint64_t world = now->world_size;
   switch (now->given->call->kind) {
@@ -299,7 +300,7 @@ static XLA_FFI_Error *make_array(const now_t *now, int64_t index, pccl_array_t *
   return NULL;
 }
 
-/* A rank that is not the root gets zeros of a reduce or a gather; the tie of a send is zeros. */
+/* Clears the results of a reduce or gather on ranks other than the root, and the tie of a send. */
 static void clear_results(const now_t *now) {
   int64_t kind = now->given->call->kind;
   int is_other = (kind == PCCL_REDUCE || kind == PCCL_GATHER) && now->rank != now->root;
@@ -335,7 +336,7 @@ static uint64_t sum(const uint64_t *counts, uint32_t ranks) {
   return total;
 }
 
-/* With a list of the elements of each rank's shard. */
+/* Begins a collective with the number of elements of each rank's shard. */
 static XLA_FFI_Error *begin_uneven(const now_t *now, const pccl_array_t *array,
                                    pccl_work_t **work) {
   const operands_t *given = now->given;
@@ -421,7 +422,7 @@ static XLA_FFI_Error *begin_other(const now_t *now, pccl_work_t **work) {
     status = pccl_barrier_async(now->comm, &options, work);
   } else {
     int sends = call->kind == KIND_SEND;
-    /* Operands beyond the message are ties, of which derivatives know whose they are. */
+    /* Operands behind the message are ties, which only derivatives use. */
     if ((sends ? given->arg_count : given->ret_count) < 1) return wrong_shapes(now);
     XLA_FFI_Buffer *buffer = sends ? given->args[0] : given->rets[0];
     pccl_dtype_t dtype;
@@ -460,7 +461,7 @@ static void put(uint32_t *words, int at, uint64_t number) {
 
 static void put_bits(uint32_t *bits, const pccl_peer_id_t *members, uint32_t world_size,
                      const pccl_peer_id_t *peers, uint32_t count) {
-  uint32_t rank = 0; /* both are in the order of ranks */
+  uint32_t rank = 0; /* `members` and `peers` are in the order of ranks */
   for (uint32_t index = 0; index < count; index += 1) {
     while (rank < world_size && memcmp(&members[rank], &peers[index], sizeof *peers) != 0)
       rank += 1;
@@ -468,7 +469,7 @@ static void put_bits(uint32_t *bits, const pccl_peer_id_t *members, uint32_t wor
   }
 }
 
-/* Adds those that are not there yet; returns how many there are, never more than `most`. */
+/* Adds the peers that `found` lacks; returns the new number of peers in `found`, at most `most`. */
 static uint32_t add_peers(pccl_peer_id_t *found, uint32_t count, uint32_t most,
                           const pccl_peer_id_t *peers, uint32_t peer_count) {
   for (uint32_t index = 0; index < peer_count && index < most && count < most; index += 1) {
@@ -479,7 +480,7 @@ static uint32_t add_peers(pccl_peer_id_t *found, uint32_t count, uint32_t most,
   return count;
 }
 
-/* `ids`: room for the members, and as many contributors. */
+/* Writes the ranges of an outcome. `ids`: room for the members, and for as many contributors. */
 static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_outcome_t *outcome,
                                 pccl_peer_id_t *ids, uint32_t *words) {
   pccl_peer_id_t *peers = ids + now->world_size;
@@ -489,7 +490,7 @@ static pccl_status_t put_ranges(const now_t *now, pccl_work_t *work, const pccl_
   int known = pccl_comm_info(now->comm, &info) == PCCL_OK && info.epoch == outcome->epoch &&
               listed == now->world_size;
   words[OUTCOME_RANKS_KNOWN] = (uint32_t)known;
-  uint32_t found = 0; /* of all ranges, in `ids`, where ranks are not known */
+  uint32_t found = 0; /* contributors to all ranges, in `ids`, if ranks are unknown */
   for (uint32_t index = 0; index < outcome->range_count; index += 1) {
     pccl_outcome_range_t range = PCCL_OUTCOME_RANGE_INIT;
     pccl_status_t status = pccl_work_range(work, index, &range, peers, now->world_size);
@@ -523,8 +524,8 @@ static uint64_t put_contributors(XLA_FFI_Buffer *into, uint64_t first,
   return first + count;
 }
 
-/* The derivative of an average divides by the numbers that the average itself divided by, and is
- * of the same epoch. */
+/* Writes the origin: the derivative of an average must divide by the same numbers of contributors
+ * as the average, in the same epoch. */
 static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
   const operands_t *given = now->given;
   if (given->origin == NULL) return NULL;
@@ -534,7 +535,7 @@ static XLA_FFI_Error *tell_origin(const now_t *now, pccl_work_t *work) {
   for (int64_t index = 0; index < given->ret_count; index += 1) {
     uint16_t *numbers = given->contributors[index]->data;
     uint64_t count = elements_of(given->contributors[index]);
-    for (uint64_t each = 0; each < count; each += 1) numbers[each] = 1; /* where nothing has come */
+    for (uint64_t each = 0; each < count; each += 1) numbers[each] = 1; /* no contributor */
   }
   pccl_outcome_t outcome = PCCL_OUTCOME_INIT;
   pccl_status_t status = pccl_work_outcome(work, &outcome);

@@ -1,17 +1,17 @@
 /* jax_later.c: calls that end after their handler has returned. The handler gives XLA a future, and
- * a thread waits for the operation and completes it: so no thread of XLA's is kept, on which the
- * rest of the program may depend. XLA keeps the memory of a call until its future is complete, also
- * in a program that fails. jax_parts.c and jax_async.c have such calls. */
+ * a thread waits for the operation and completes the future. So the call blocks no thread of XLA,
+ * on which the rest of the program may depend. XLA keeps the memory of a call until the call's
+ * future is complete, also in a program that fails. jax_parts.c and jax_async.c have such calls. */
 #include "jax_handlers.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
-/* A frame that holds the handle and the words, which is all that an error needs of it, and the
- * operands without their arrays; both live as long as the call. */
+/* Copies into `later` a frame with the handle and the words of the call, which is all that an error
+ * needs, and the operands without arrays. The copies live as long as the call. */
 static void keep_call(const now_t *now, later_t *later) {
   later->call = *now->given->call;
-  /* The frame has none of these operands and results. */
+  /* The copied frame has no operands and results for these fields. */
   later->call.tells_origin = later->call.tells_outcome = later->call.feeds_back = 0;
   later->call.counts_given = 0;
   later->words[0] = (uint32_t)now->given->handle;
@@ -50,7 +50,8 @@ static XLA_FFI_Error *complete(XLA_FFI_Future *future, const XLA_FFI_Api *api,
   return api->XLA_FFI_Future_SetAvailable(&args);
 }
 
-/* XLA may run the rest of the program on this thread. */
+/* The thread of a call: ends the call and completes its future, upon which XLA may run the rest of
+ * the program here. */
 static void *run(void *context) {
   later_t *later = context;
   const XLA_FFI_Api *api = later->frame.api;
@@ -58,11 +59,11 @@ static void *run(void *context) {
   fenv_t floats = later->floats;
   XLA_FFI_Error *error = later->end(later);
   fesetenv(&floats);
-  if (complete(future, api, error) != NULL) abort(); /* only for a future that is none */
+  if (complete(future, api, error) != NULL) abort(); /* only an invalid future fails */
   return NULL;
 }
 
-/* Where there is no thread to be had, it waits here. */
+/* If no thread can be made, the call ends here, on the calling thread. */
 XLA_FFI_Error *leave_to_thread(now_t *now, later_t *later, XLA_FFI_Error *(*end)(later_t *later)) {
   const XLA_FFI_Api *api = now->frame->api;
   keep_call(now, later);
@@ -78,7 +79,7 @@ XLA_FFI_Error *leave_to_thread(now_t *now, later_t *later, XLA_FFI_Error *(*end)
     return NULL;
   }
   XLA_FFI_Error *ended = end(later);
-  if (error != NULL) { /* no future: the call ends here, whatever XLA had against one */
+  if (error != NULL) { /* no future could be made: the call has ended here */
     destroy_error(api, error);
     return ended;
   }

@@ -1,8 +1,8 @@
-/* jax_memory.c: memory of operations that a program begins and finishes later (jax_async.c), used
- * again: fresh pages cost more than the copies into them. Blocks kept and in use together are never
- * more than were in use at once. Memory that nobody has used for IDLE_NS goes back to the system,
- * and that of a communicator that is closed: looked at whenever memory is taken, and at the end of
- * programs. */
+/* jax_memory.c: memory of operations that a program begins and finishes later (jax_async.c). Blocks
+ * are used again, because fresh pages cost more than the copies into them. The bytes of kept and
+ * used blocks together never exceed the most bytes that were in use at once. Blocks that were idle
+ * for IDLE_NS, and blocks of a closed communicator, go back to the system; whenever memory is
+ * taken, and at the end of programs, such blocks are looked for. */
 #define _DEFAULT_SOURCE /* clock_gettime, madvise */
 
 #include "jax_handlers.h"
@@ -15,13 +15,13 @@
 #define IDLE_NS (10 * 1000000000ull)
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static block_t *kept; /* the last one that was given back first */
+static block_t *kept; /* the block that was given back last comes first */
 static uint64_t kept_bytes, used_bytes, used_bytes_max;
 
-/* The kernel then takes and clears 2 MiB at a time. A result of a program often has fresh pages:
- * the C library has them for each one above its largest threshold, and for smaller ones where freed
- * memory went back to the system. 4 KiB at a time may take longer than the collective. NumPy begins
- * at the same size. */
+/* With large pages the kernel takes and clears 2 MiB at a time; 4 KiB at a time may take longer
+ * than the collective. A result of a program often has fresh pages: the C library gives them to
+ * each result above its largest threshold, and to smaller results if freed memory went back to the
+ * system. Memory of at least LARGE_BYTES gets large pages, as in NumPy. */
 #define LARGE_PAGE_BYTES (2ull << 20)
 #define LARGE_BYTES (4ull << 20)
 
@@ -31,7 +31,7 @@ void memory_use_large_pages(void *memory, uint64_t bytes) {
   uint64_t begin = ((uint64_t)(uintptr_t)memory + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES;
   uint64_t end = ((uint64_t)(uintptr_t)memory + bytes) / LARGE_PAGE_BYTES;
   madvise((void *)(uintptr_t)(begin * LARGE_PAGE_BYTES), (end - begin) * LARGE_PAGE_BYTES,
-          MADV_HUGEPAGE); /* advice: without it everything works as before */
+          MADV_HUGEPAGE); /* only advice: errors do not matter */
 #else
   (void)memory, (void)bytes;
 #endif
@@ -65,7 +65,8 @@ static block_t *allocate(uint64_t bytes) {
   return block;
 }
 
-/* The smallest of those that have room and are no more than twice as large. Under the mutex. */
+/* Takes the smallest kept block that has room for `bytes` and is at most twice as large. Call it
+ * under the mutex. */
 static block_t *find_kept(uint64_t bytes) {
   block_t **best = NULL;
   for (block_t **at = &kept; *at != NULL; at = &(*at)->next) {
@@ -91,7 +92,7 @@ static int is_open(uint64_t handle) {
 
 enum { HANDLES_MAX = 16 };
 
-/* Handles of blocks that are kept, each once; there may be more. */
+/* Lists the handles of kept blocks, each once, at most HANDLES_MAX of them. */
 static int find_handles(uint64_t *handles) {
   int count = 0;
   pthread_mutex_lock(&mutex);
@@ -104,8 +105,8 @@ static int find_handles(uint64_t *handles) {
   return count;
 }
 
-/* Handles of communicators that are closed, of these. Not under the mutex: to release one may close
- * it. */
+/* Keeps only handles of closed communicators in `handles`. Not under the mutex, as releasing a
+ * communicator may close it. */
 static int find_closed(uint64_t *handles, int count) {
   int closed = 0;
   for (int at = 0; at < count; at += 1)
@@ -118,7 +119,7 @@ void memory_give_back_idle(void) {
   int count = find_closed(closed, find_handles(closed));
   block_t *gone = NULL;
   pthread_mutex_lock(&mutex);
-  uint64_t now = now_ns(); /* later than all `since_ns` in the list */
+  uint64_t now = now_ns(); /* not before any `since_ns` in the list */
   for (block_t **at = &kept; *at != NULL;) {
     block_t *each = *at;
     int is_gone = now - each->since_ns >= IDLE_NS;
@@ -160,7 +161,7 @@ void memory_give(block_t *block) {
   kept = block;
   kept_bytes += block->bytes;
   block_t *gone = NULL;
-  while (kept_bytes + used_bytes > used_bytes_max) { /* the one that lay longest */
+  while (kept_bytes + used_bytes > used_bytes_max) { /* frees blocks that were idle longest */
     block_t **last = &kept;
     while ((*last)->next != NULL) last = &(*last)->next;
     block_t *each = *last;

@@ -1,15 +1,15 @@
 /* jax_parts.c: the part of an all_reduce that one of several local devices carries. The number of
- * the part is data, as one program is for all devices, and each part has a tag of its own. Devices
- * share XLA's threads, so none may keep a thread that another needs: the handler begins the
- * operation, and a thread of its own waits for it (jax_later.c). frontends/pccl_jax/devices.py
- * makes parts of a whole. */
+ * the part is an operand, because one program runs on all devices, and each part has a tag of its
+ * own. Devices share XLA's threads, so a device must not block a thread that another device needs:
+ * the handler begins the operation, and a new thread waits for the operation (jax_later.c).
+ * frontends/pccl_jax/devices.py cuts a whole into parts. */
 #include "jax_handlers.h"
 
 #include <stdlib.h>
 
-/* A part in flight. */
+/* A part of an all_reduce in flight. */
 typedef struct part {
-  later_t later; /* first: the thread has this alone */
+  later_t later; /* first member: the thread gets only a later_t */
   pccl_work_t *work;
   uint64_t since;
   void *pin;

@@ -1,16 +1,16 @@
-/* jax_runs.c: which call of a program's run a call is. In a loop all calls are one instruction of
+/* jax_runs.c: counts the calls of each run of a program. In a loop all calls are one instruction of
  * XLA, so an error says the number of the call since the run began, by XLA's id of the run. */
 #include "jax_handlers.h"
 
 #include <pthread.h>
 
-/* A run is forgotten when that many others have had calls since its last one: more than there are
- * threads that run programs at once. */
+/* A run is forgotten when RUNS_KEPT other runs have made calls since its last call; fewer threads
+ * than that run programs at once. */
 enum { RUNS_KEPT = 64 };
 
 typedef struct run {
   int64_t id;
-  uint64_t handle, calls, last; /* 0 for a free place; `last`: of all calls of all runs */
+  uint64_t handle, calls, last; /* `last`: number of the last call among all runs; 0: free place */
 } run_t;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

@@ -1,11 +1,11 @@
-// module.cpp: the extension module pccl_py._pccl. It only calls one init function per topic; each
-// binds functions of include/pccl.h one to one, without logic. Users see pccl_py/.
+// module.cpp: the extension module pccl_py._pccl. It calls one init function per topic; each init
+// function binds functions of include/pccl.h one to one, without logic. Users import pccl_py.
 #include "common.h"
 
 NB_MODULE(_pccl, module) {
   using namespace pccl_binding;
   module.doc() = "Native part of pccl_py: include/pccl.h, function by function. Use pccl_py.";
-  // The library never prints: objects alive at exit are released by the process ending.
+  // nanobind must not warn of objects alive at exit, which end with the process.
   nb::set_leak_warnings(false);
   init_status(module);
   init_runtime(module);

@@ -1,8 +1,8 @@
 """DLPack: reads the description of a CPU tensor out of the capsule that its producer makes.
 
-The structures are those of dlpack.h 1.0. The capsule is never consumed: while it is kept, the
-memory is; when it is dropped, its producer's own destructor releases it. buffers.py decides what
-may be done with a tensor.
+The structures are those of dlpack.h 1.0. The capsule is never consumed: it keeps the tensor's
+memory, until it is dropped and the producer's destructor releases the memory. buffers.py decides
+what may be done with a tensor.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Description:
 
 
 def describe(array: Any) -> Description:
-    """Asks `array` for its capsule and reads it. Raises TypeError where that cannot be done."""
+    """Asks `array` for its DLPack capsule and reads it. Raises TypeError if `array` has none."""
     device, _ = array.__dlpack_device__()
     if int(device) != DEVICE_CPU:
         raise TypeError(
@@ -97,7 +97,7 @@ def describe(array: Any) -> Description:
     elif _capsule_is(capsule, b"dltensor"):
         address = _capsule_pointer(capsule, b"dltensor")
         managed = ctypes.cast(address, ctypes.POINTER(_Managed)).contents
-        tensor, readonly = managed.tensor, False  # the old form is writable by definition
+        tensor, readonly = managed.tensor, False  # before DLPack 1.0 tensors are writable
     else:
         raise TypeError(f"__dlpack__ of the {type(array).__name__} made no DLPack capsule")
     rank = tensor.ndim

@@ -1,8 +1,8 @@
 """How a process ends, is terminated or forks while communicators are open.
 
-Exit: all open handles are closed, which ends operations in flight with `Cancelled`, and the
-interpreter waits, with a bound, for threads inside the library to leave it. Fork: a child's copies
-of the parent's handles refuse every use. This file does not know what a handle does.
+At the exit all open handles are closed, which ends operations in flight with `Cancelled`, and the
+interpreter waits, with a bound, for threads inside the library to leave it. After a fork, the
+child's copies of the parent's handles refuse every use.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import NoReturn, Protocol
 
 from pccl_py import _pccl, _watcher
 
-# Closing is a few round trips; a coordinator that does not answer must not hold up the exit.
+# The exit waits this long for handles to close, which takes a few round trips.
 EXIT_CLOSE_SECONDS_MAX = 5.0
-# Threads blocked in the library look up at least every 50 ms; later ones are parked.
+# The exit waits this long for threads to leave the library; blocked threads look for the exit at
+# least every 50 ms, and later threads are parked.
 EXIT_LEAVE_NS_MAX = 250_000_000
 
 
@@ -38,15 +39,15 @@ class Handle(Protocol):
 
 
 _handles: weakref.WeakSet[Handle] = weakref.WeakSet()
-# The status of SIGTERM's SystemExit, once that was raised in the main thread.
+# The exit status after SIGTERM, once its SystemExit was raised in the main thread; else None.
 _exit_status: int | None = None
 
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Encloses the making of a native handle: its log events come before its error.
+    """Encloses the making of a native handle: log events of a failure come before its error.
 
-    Raises SystemRefused.
+    Raises SystemRefused if the watcher's thread cannot start.
     """
     exit_again()
     _watcher.watcher.start()
@@ -58,12 +59,12 @@ def opening() -> Iterator[None]:
 
 
 def register(handle: Handle) -> None:
-    """Remembers an open handle (weakly)."""
+    """Keeps a weak reference to an open handle, so that the exit closes the handle."""
     _handles.add(handle)
 
 
 def _close_all() -> None:
-    # Communicators first, so that they leave a coordinator that still answers.
+    # Groups close before coordinators, which must still answer when a group is left.
     for handle in sorted(_handles, key=lambda handle: handle._exit_order):
         try:
             handle._exit()
@@ -74,7 +75,7 @@ def _close_all() -> None:
 @atexit.register
 def _at_exit() -> None:
     _pccl.exit_begin()
-    # On the watcher's thread, as no new thread can be started at exit since Python 3.12.
+    # The watcher's thread closes handles: since Python 3.12 no new thread can start at exit.
     if not _watcher.watcher.stop(at_end=_close_all, timeout=EXIT_CLOSE_SECONDS_MAX):
         _watcher.logger.warning(
             "communicators did not close within %g s; exiting without", EXIT_CLOSE_SECONDS_MAX
@@ -83,13 +84,13 @@ def _at_exit() -> None:
 
 
 def exit_on_sigterm() -> None:
-    """From now on SIGTERM ends this process as sys.exit does, so that it leaves its groups.
+    """Makes SIGTERM end this process as sys.exit does, after it has left its groups.
 
-    The process leaves at once, as with `close`, and the other members finish without it what is in
-    flight; Ctrl-C in a call does the same. Then SystemExit(143) is raised in the main thread,
-    within a twentieth of a second also inside a call of PCCL. Without this function, SIGTERM kills
-    a Python process, and the others see a loss. Call it from the main thread, for example before
-    `connect`; no signal handler is installed unless you do.
+    At SIGTERM the process leaves its groups at once, as with `close`, and the other members finish
+    operations in flight without it; Ctrl-C in a call does the same. Then SystemExit(143) is raised
+    in the main thread, within 50 ms also inside a call of PCCL. Without this function, SIGTERM
+    kills a Python process, and the other members see a loss. Call this function from the main
+    thread, for example before `connect`; the library installs no other signal handler.
 
     Python drops an exception that a signal handler raises in a `__del__` or in the callback of a
     weak reference. So once SIGTERM has come, calls of PCCL in the main thread raise SystemExit

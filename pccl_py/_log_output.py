@@ -1,7 +1,8 @@
 """The library's log on stderr or in a file, when PCCL_LOG and PCCL_LOG_FILE ask for it.
 
-Without them the log goes to logging.getLogger("pccl") alone, and nothing is printed. `connect` and
-Coordinator call `configure` first of all; native events reach the logger through _watcher.py.
+Without these variables the log goes to logging.getLogger("pccl") alone, and nothing is printed.
+`connect` and Coordinator call `configure` first of all; native events reach the logger through
+_watcher.py.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ FORMAT = "%(asctime)s %(process)d pccl %(levelname)s: %(message)s"
 def configure(environment: Mapping[str, str] = os.environ) -> None:
     """Adds a handler to the logger if PCCL_LOG names a level: to stderr, or to PCCL_LOG_FILE.
 
-    In the file's name places are filled in as by `filled_in`; lines are appended. A
-    program that has handlers of its own on the logger keeps those alone. Raises InvalidArgument
-    for an unknown level, and SystemRefused for a file that cannot be opened.
+    `filled_in` completes the file's name; lines are appended. If the program has put handlers on
+    the logger, `configure` adds none. Raises InvalidArgument for an unknown level, and
+    SystemRefused for a file that cannot be opened.
     """
     logger = logging.getLogger("pccl")
     wanted = environment.get("PCCL_LOG", "")
@@ -56,6 +57,6 @@ def _handler(pattern: str) -> logging.Handler:
 
 
 def filled_in(pattern: str) -> str:
-    """Puts the host in the place of %h, the process id in that of %p, a percent sign for %%."""
+    """Replaces %h by the name of the host, %p by the process id, and %% by a percent sign."""
     parts = {"%h": socket.gethostname(), "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[hp%]", lambda found: parts[found.group()], pattern)

@@ -1,4 +1,4 @@
-"""Says why there is no native part to import; `pccl_py/__init__.py` asks when there is none."""
+"""Says why the native part cannot be imported; `pccl_py/__init__.py` asks after an ImportError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def reason(folder: Path) -> str | None:
-    """One sentence with a cure; None if a native part is there, so that something else is wrong."""
+    """The reason and a cure; None if `folder` has a native part, and something else is wrong."""
     built = sorted(path.name for path in folder.glob("_pccl.*so"))
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     suffixes = (f"_pccl.cpython-{sys.version_info[0]}{sys.version_info[1]}-", "_pccl.abi3.so")

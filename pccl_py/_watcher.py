@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from pccl_py._pccl import Work as NativeWork
 
 logger = logging.getLogger("pccl")
-logger.addHandler(logging.NullHandler())  # without one, Python would print warnings on stderr
+logger.addHandler(logging.NullHandler())  # without a handler, Python would print warnings on stderr
 
-# Log events have no notification of their own: they are looked for this often.
+# Interval at which the library is asked for log events, which have no notification.
 LOG_INTERVAL_NS = 100_000_000
 
 LOG_LEVELS = {0: logging.DEBUG, 1: logging.INFO, 2: logging.WARNING, 3: logging.ERROR}
 
 
 class Awaited(Protocol):
-    """An object that is told of a finished work: a pccl_py Work."""
+    """An object that is told when a native work is finished: a pccl_py Work."""
 
     def _on_finished(self) -> Callable[[], object] | None:
         """Tells waiters, which never blocks, and returns a function that calls the callbacks."""
@@ -48,17 +48,17 @@ class Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leader: threading.Thread | None = None
-        # Waits to lead.
+        # The thread that waits to lead; None if no thread does.
         self._follower: threading.Thread | None = None
         self._leader_changed = threading.Condition(self._lock)
-        # The leader's: callbacks whose works are finished.
+        # Callbacks whose works are finished; only the leader uses this queue.
         self._due: deque[Callable[[], object]] = deque()
         self._stopping = False
         self._at_end: Callable[[], None] | None = None
         self._keys = itertools.count(1)
-        # Weak: a task that awaits a work keeps it, not the completion that may never come.
+        # Works by key. Weak: a task keeps the work that it awaits, and a completion may never come.
         self._awaited: weakref.WeakValueDictionary[int, Awaited] = weakref.WeakValueDictionary()
-        # A work with callbacks is kept until they are called.
+        # Works with callbacks, by key, which are kept until the callbacks are called.
         self._kept: dict[int, Awaited] = {}
         self._dropped: dict[int, NativeWork] = {}
 
@@ -81,9 +81,9 @@ class Watcher:
     def stop(self, at_end: Callable[[], None], timeout: float) -> bool:
         """Ends the threads for good; the leader calls `at_end` as its last act.
 
-        It waits for that at most `timeout` seconds, and returns False if they were not enough. If
-        no thread was started, nothing was opened, and `at_end` is not called. It does not wait for
-        callbacks under way, and no other callback is called.
+        Waits at most `timeout` seconds for `at_end`, and returns False if it took longer. If no
+        thread was started, no handle was opened, and `at_end` is not called. Callbacks under way
+        are not waited for, and no other callback is called.
         """
         with self._lock:
             self._at_end = at_end
@@ -99,7 +99,8 @@ class Watcher:
     def notify(self, native: NativeWork, awaited: Awaited, *, keep: bool = False) -> None:
         """Calls `awaited._on_finished()` on a thread once `native` is finished.
 
-        A work has one notification, the last. `keep`: `awaited` is kept until then; not twice.
+        A later notification of a work replaces the one before. `keep`: whether `awaited` is kept
+        alive until then; pass it once for a work.
         """
         self.start()
         key = next(self._keys)
@@ -121,7 +122,7 @@ class Watcher:
             level, message = event
             try:
                 logger.log(LOG_LEVELS.get(level, logging.ERROR), "%s", message)
-            except Exception:  # noqa: BLE001  of a handler of the program
+            except Exception:  # noqa: BLE001  a handler is code of the program
                 report()
 
     def _run(self) -> None:
@@ -129,10 +130,10 @@ class Watcher:
             if (callback := self._lead()) is None:
                 return
             callback()
-            del callback  # with the work that it holds
+            del callback  # releases the work that it holds
 
     def _is_leader(self) -> bool:
-        """Waits to lead. False if another thread does that already, or at the end."""
+        """Waits until this thread leads. False if another thread waits already, or at the end."""
         own = threading.current_thread()
         with self._lock:
             if self._leader is not own:
@@ -162,7 +163,7 @@ class Watcher:
             return True
 
     def _lead(self) -> Callable[[], object] | None:
-        """Until a callback is due, which is returned when another thread leads; None at the end."""
+        """Leads until a callback is due, hands over, and returns the callback; None at the end."""
         while not self._stopping:
             if self._due:
                 callback = self._due.popleft()
@@ -172,7 +173,7 @@ class Watcher:
             for key in _pccl.completions_wait(LOG_INTERVAL_NS):
                 try:
                     self._finished(key)
-                except Exception:  # noqa: BLE001  of a handler of the program, or of its event loop
+                except Exception:  # noqa: BLE001  an event loop of the program may raise
                     report()
             self.drain_log()
         if self._at_end is not None:
@@ -181,7 +182,7 @@ class Watcher:
         return None
 
     def _finished(self, key: int) -> None:
-        # Nothing here outlives the call: a work must not live on because this thread sleeps.
+        # Locals end with this call, so that a work does not live on while this thread sleeps.
         if (dropped := self._dropped.pop(key, None)) is not None:
             try:
                 dropped.wait(0)
@@ -199,7 +200,7 @@ def tell_of_dropped(error: Exception) -> None:
 
 
 def report() -> None:
-    """Reports an exception as Python does one that ends a thread; this thread goes on."""
+    """Passes the exception at hand to threading.excepthook; this thread goes on."""
     kind, error, traceback = sys.exc_info()
     assert kind is not None
     threading.excepthook(
@@ -211,7 +212,7 @@ watcher = Watcher()
 
 
 def after_fork_in_child() -> None:
-    """A forked child has no watcher thread, and nothing of the parent's to watch."""
+    """Gives a forked child a new Watcher, because threads and works stay with the parent."""
     global watcher
     _pccl.fork_child()
     watcher = Watcher()

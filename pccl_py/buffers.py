@@ -1,11 +1,11 @@
 """Buffers: turns an array of any library into (address, count, dtype), without a copy.
 
-Accepted: the buffer protocol, DLPack on CPU, `__array_interface__` (bfloat16 NumPy arrays offer
-only that), and Buffer itself, for memory known by its address. Elements of bool and of eight-bit
-floats travel as bytes, and are not added up. Refused before anything is sent:
-other layouts than C-contiguous and outputs that are read-only or overlap in part (InvalidArgument,
-a ValueError); dtypes and byte orders that the kernels do not know (TypeError). No array library is
-imported. Packing strided arrays is for frontends.
+An array is accepted by the buffer protocol, by DLPack on CPU, by `__array_interface__` (bfloat16
+NumPy arrays offer only that), or as a Buffer, for memory known by its address. Elements of bool and
+of eight-bit floats travel as bytes, and are not added up. Errors are raised before anything is
+sent: InvalidArgument (a ValueError) for arrays that are not C-contiguous, and for outputs that are
+read-only or overlap in part; TypeError for dtypes and byte orders that the kernels do not know. No
+array library is imported. Frontends pack strided arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLOATS = {2: DType.F16, 4: DType.F32, 8: DType.F64}
 _SIGNED = {1: DType.I8, 2: DType.I16, 4: DType.I32, 8: DType.I64}
 _UNSIGNED = {1: DType.U8, 2: DType.U16, 4: DType.U32, 8: DType.U64}
 
-# Type characters of the buffer protocol (module struct) and of __array_interface__.
+# The kind in __array_interface__ of each type character of the buffer protocol (module struct).
 _KIND_OF_FORMAT = {
     **dict.fromkeys("efd", "f"),
     **dict.fromkeys("bhilqn", "i"),
@@ -33,7 +33,7 @@ _KIND_OF_FORMAT = {
 }
 _COMPLEX = {DType.F16: "complex32", DType.F32: "complex64", DType.F64: "complex128"}
 _DTYPES = {"f": _FLOATS, "i": _SIGNED, "u": _UNSIGNED}
-# One byte each, known to no kernel; by their names in ml_dtypes.
+# Names in ml_dtypes of dtypes that take one byte and that no kernel knows.
 OPAQUE = re.compile(r"float[468]_\w+|u?int[124]")
 
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
@@ -41,18 +41,18 @@ _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory by its address: `count` elements of `dtype`, contiguous.
+    """Contiguous memory, given by its address: `count` elements of `dtype`.
 
-    `owner` is kept alive as long as the Buffer is in use; without one, the caller sees to that.
-    `shape`: without one, it is one dimension. Complex numbers have 2 as its last length. `opaque`:
-    the name of a dtype of one byte that no kernel knows, "bool" for example; then `dtype` is U8,
-    elements move as they are and are not added up, though the bits of bool can be combined, and on
-    the wire they are like any other bytes. `paired`: two elements are one complex number, so that
-    `count` is twice as many; of reductions these have "sum" and "avg". Collectives tell the kinds
-    apart, by `form` of pccl.h, and shared states by the names of tensors; messages, and an
-    all_to_all with counts, do not.
-    Raises InvalidArgument for an unknown dtype, a negative count, a null address that is not
-    empty, or pairs of what has none.
+    `owner`: an object that keeps the memory alive as long as the Buffer is in use; without an owner
+    the caller must. `shape`: None stands for one dimension; complex numbers have 2 as the last
+    length. `opaque`: the name of a dtype of one byte that no kernel knows, "bool" for example; then
+    `dtype` is U8, and elements move as they are and are not added up, though the bits of bool can
+    be combined. On the wire opaque elements are like any other bytes. `paired`: two elements are
+    one complex number, so that `count` is twice the number of complex numbers; their reductions are
+    "sum" and "avg". Collectives tell kinds apart by `form` of pccl.h, and shared states by the
+    names of tensors; messages, and an all_to_all with counts, do not tell kinds apart. Raises
+    InvalidArgument for an unknown dtype, a negative count, a null address of a buffer that is not
+    empty, or `paired` elements of a dtype without complex numbers.
     """
 
     address: int
@@ -78,7 +78,7 @@ class Buffer:
 
     @property
     def kind(self) -> str:
-        """The name of its dtype."""
+        """The name of the buffer's dtype, "bool" or "complex64" for example."""
         return _COMPLEX[self.dtype] if self.paired else self.opaque or self.dtype.name.lower()
 
     @property
@@ -88,25 +88,25 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """Address of the first byte behind it."""
+        """Address of the first byte behind the buffer."""
         return self.address + self.count * self.dtype.size
 
 
 class HasBuffer(Protocol):
-    """Offers the buffer protocol: bytearray, array.array, memoryview, and most arrays."""
+    """An object with the buffer protocol: bytearray, array.array, memoryview, and most arrays."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class HasInterface(Protocol):
-    """Offers NumPy's array interface."""
+    """An array with NumPy's array interface."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
 class HasDLPack(Protocol):
-    """Offers DLPack: arrays on the CPU are taken."""
+    """An array with DLPack, which must be on the CPU."""
 
     def __dlpack__(self) -> Any: ...
 
@@ -128,8 +128,10 @@ def readable(array: object) -> Buffer:
 
 
 def check_array(array: object) -> None:
-    """Raises TypeError for an array with a mask, which would be dropped in silence, and for one of
-    a function that JAX traces, which has no memory."""
+    """Raises TypeError for a masked array, and for an array inside a function that JAX traces.
+
+    A mask would be dropped in silence; a traced array has no memory.
+    """
     core = getattr(sys.modules.get("jax"), "core", None)
     if isinstance(array, getattr(core, "Tracer", ())):
         raise TypeError(
@@ -143,7 +145,7 @@ def check_array(array: object) -> None:
 
 
 def writable(array: object) -> Buffer:
-    """The buffer of an output; like `readable`, and InvalidArgument if it may not be written."""
+    """The buffer of an output. Raises as `readable`, and InvalidArgument if it is read-only."""
     buffer = readable(array)
     if buffer.readonly:
         remedy = "pass a writable array"
@@ -160,8 +162,8 @@ def _is_of_jax(array: object) -> bool:
 def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
     """The input and the output of a reduction; without `out`, in place.
 
-    They must be the same memory or not overlap, and agree in dtype (else TypeError) and count (else
-    InvalidArgument). An error in one of two gives the name of the argument.
+    `array` and `out` must be the same memory or not overlap, and agree in dtype (else TypeError)
+    and count (else InvalidArgument). With `out` given, an error names the wrong argument.
     """
     if out is None or out is array:
         buffer = writable(array)
@@ -179,7 +181,7 @@ def pair(array: object, out: object | None) -> tuple[Buffer, Buffer]:
 
 
 def apart(array: object, out: object) -> tuple[Buffer, Buffer]:
-    """The input and the output of an operation on shards; they agree in dtype, else TypeError."""
+    """The input and the output of an operation on shards. Raises TypeError if dtypes differ."""
     send, recv = _named("array", readable, array), _named("out", writable, out)
     if send.kind != recv.kind:
         raise TypeError(f"out is {recv.kind}, array is {send.kind}")
@@ -232,8 +234,8 @@ def _from_array_interface(array: Any) -> Buffer:
     interface: dict[str, Any] = array.__array_interface__
     typestr: str = interface["typestr"]
     order, kind, digits = typestr[0], typestr[1], typestr[2:]
-    size = int(digits) if digits.isdigit() else 0  # a date has its unit there
-    # The types of ml_dtypes call themselves opaque bytes; only the dtype's name tells.
+    size = int(digits) if digits.isdigit() else 0  # a dtype of dates has a unit there
+    # Dtypes of ml_dtypes have the typestr of opaque bytes; only the dtype's name tells them apart.
     name = str(getattr(getattr(array, "dtype", None), "name", None))
     opaque = "bool" if kind == "b" and size == 1 else None
     if size == 1 and OPAQUE.fullmatch(name):
@@ -253,7 +255,7 @@ def _from_array_interface(array: Any) -> Buffer:
 
 
 def _from_dlpack(array: Any) -> Buffer:
-    from pccl_py import _dlpack  # only then is ctypes needed
+    from pccl_py import _dlpack  # imported late: only DLPack needs ctypes
 
     tensor = _dlpack.describe(array)
     kinds = {0: "i", 1: "u", 2: "f"}
@@ -269,7 +271,7 @@ def _from_dlpack(array: Any) -> Buffer:
     what = f"DLPack type {tensor.code}, {counted(tensor.bits, 'bit')}, {lanes}"
     dtype = _checked(array, what, known, _contiguous(tensor.shape, tensor.strides, 1))
     count = math.prod(tensor.shape)
-    # The capsule owns the memory; the array stays too, as some producers expect it to.
+    # The capsule owns the memory; some producers also expect the array to stay alive.
     owner = (tensor.capsule, array)
     return Buffer(tensor.address, count, dtype, tensor.readonly, owner, tensor.shape, opaque)
 
@@ -277,10 +279,10 @@ def _from_dlpack(array: Any) -> Buffer:
 def _checked(
     array: object, what: str, dtype: DType | None, contiguous: bool, foreign: bool = False
 ) -> DType:
-    """`dtype`, or an error; `what` describes the elements, `foreign` is another byte order."""
+    """Returns `dtype` or raises. `what` describes elements; `foreign`: in another byte order."""
     if dtype is None:
         known = ", ".join(dtype.name.lower() for dtype in DType)
-        named = getattr(array, "dtype", None)  # the library's name for it, which users know
+        named = getattr(array, "dtype", None)  # the dtype's name in its library, which users know
         what = what if named is None else f"dtype {named}"
         raise TypeError(
             f"the {_name(array)} has {what}; supported are {known}, and where nothing is added up "

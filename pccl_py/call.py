@@ -1,10 +1,10 @@
 """Call: one call of an operation, from its keyword arguments to the native library.
 
-A method of a group makes a Call, which reads the options; adds its arrays; and runs it, by
-`_pccl.call` (bindings/init_collective.cpp). A TypedDict has the options of each kind of call, for
-`**options: Unpack[...]`; `documented` describes them in docstrings, also those of frontends, and
-Operation is the type of a method that has them. Values are parsed in words.py and codec.py, arrays
-are read in buffers.py, and the operation in flight is a Work (work.py).
+A method of a group makes a Call of its options, adds arrays to the Call, and runs the Call by
+`_pccl.call` (bindings/init_collective.cpp). A TypedDict for each kind of call has its options, for
+`**options: Unpack[...]`. `documented` describes options in docstrings, also of frontends; Operation
+is the type of a method with options. words.py and codec.py parse values, buffers.py reads arrays,
+and work.py has the operation in flight.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pccl_py.words import (
 )
 from pccl_py.work import Dropped, Made, Work
 
-# An array may be refused by any of these: RuntimeError is that of some array libraries.
+# Errors by which an array may be refused; some array libraries raise RuntimeError.
 REFUSALS = (TypeError, InvalidArgument, RuntimeError)
 FunctionType = TypeVar("FunctionType", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class BroadcastOptions(MessageOptions, total=False):
-    """Options of broadcast and barrier; a codec would round only what other ranks receive."""
+    """Options of broadcast and barrier, without `codec`: it would not round the root's copy."""
 
     recovery: Recovery | RecoveryName | None
 
@@ -78,7 +78,7 @@ class ReduceOptions(MoveOptions, total=False):
 
 
 class ManyOptions(ReduceOptions, total=False):
-    """Options of all_reduce_many, which has no `async_op`: its caller repeats what was aborted."""
+    """Options of all_reduce_many. It has no `async_op`: its thread repeats aborted operations."""
 
     in_flight: int
     retry: int
@@ -87,8 +87,8 @@ class ManyOptions(ReduceOptions, total=False):
 class Operation(Protocol[P]):
     """An operation that returns its Outcome, or with `async_op` its Work.
 
-    A type checker knows the arguments of a call without `async_op`; with it only the operation
-    itself checks them.
+    A type checker checks the arguments of a call without `async_op`; with `async_op` only the
+    operation itself checks them.
     """
 
     @overload
@@ -102,7 +102,7 @@ class Operation(Protocol[P]):
 
 
 class Method(Protocol[P]):
-    """An Operation as a class has it."""
+    """An Operation as an attribute of a class."""
 
     def __get__(self, owner: Any, kind: Any = None) -> Operation[P]: ...
 
@@ -112,7 +112,7 @@ _KNOWN: dict[type, frozenset[str]] = {
     for kind in (MessageOptions, BroadcastOptions, MoveOptions, ReduceOptions, ManyOptions)
 }
 
-# Options of all operations, which frontends add but for the first: see Call.
+# Options of all operations. Frontends and this package add all but `async_op`: see Call.
 _BESIDE = frozenset(["async_op", "_finish", "_reword", "_form", "_made", "_origin"])
 
 # The options of each operation, by its name.
@@ -148,7 +148,7 @@ withdraws the call unless the operation had already finished; see its `work` (cl
 def check(operation: str, options: Mapping[str, Any], kind: type | None = None) -> None:
     """Raises TypeError for an option that the operation of this name does not have.
 
-    `kind`: the options of a call that is several operations, and has no `async_op`.
+    `kind`: the TypedDict of a call that makes several operations, and has no `async_op`.
     """
     known = _KNOWN[kind] if kind else _KINDS[operation]
     unknown = options.keys() - known
@@ -159,7 +159,7 @@ def check(operation: str, options: Mapping[str, Any], kind: type | None = None) 
 
 
 def operation(kind: type) -> Callable[[Callable[Concatenate[Any, P], Any]], Method[P]]:
-    """For a method of a group that makes a Call with the options of `kind`, and runs it."""
+    """Decorates a method of a group that makes a Call with the options of `kind`, and runs it."""
 
     def decorate(method: Callable[Concatenate[Any, P], Any]) -> Method[P]:
         _KINDS[method.__name__] = _KNOWN[kind] | _BESIDE
@@ -191,8 +191,9 @@ def documented(kind: type, *flags: str) -> Callable[[FunctionType], FunctionType
 
 
 class Kind(IntEnum):
-    """The operation that a call makes: pccl_collective_t of pccl.h, and behind that the kinds of
-    bindings/init_collective.cpp and bindings/jax_handlers.h.
+    """The kind of a call: the values of pccl_collective_t (pccl.h), and more from 16 on.
+
+    bindings/init_collective.cpp and bindings/jax_handlers.h have the same values from 16 on.
     """
 
     ALL_REDUCE = 0
@@ -214,7 +215,7 @@ _NAMES = {kind: kind.name.lower() for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class CallArray:
-    """One array of a call: what this rank sends and receives of it, and the elements it counts."""
+    """One array of a call: this rank's input and output; `counted`: another count for pccl.h."""
 
     send: buffers.Buffer | None
     recv: buffers.Buffer | None
@@ -231,30 +232,31 @@ class CallArray:
         return buffer
 
     def shape(self, kind: Kind) -> Shape:
-        """The shape that all members share but for the number of rows: not the whole of a root."""
+        """The shape that all members share, but for the number of rows; of a scatter, of `out`."""
         buffer = self.any if kind is not Kind.SCATTER or self.recv is None else self.recv
         shape = tuple(buffer.shape or ())
-        return shape[:-1] if buffer.paired else shape  # the last are the two parts of a number
+        return shape[:-1] if buffer.paired else shape  # drops the 2 of complex numbers
 
     def native(self) -> tuple[int, int, int, int]:
-        """As bindings/init_collective.cpp takes it."""
+        """The tuple (send, recv, count, dtype) for bindings/init_collective.cpp."""
         send = self.send.address if self.send else 0
         recv = self.recv.address if self.recv else 0
         return send, recv, self.count, self.any.dtype
 
 
 class Call:
-    """One call of an operation: its options, which are read and checked here, and its arrays.
+    """One call of an operation: its options, which the Call checks, and its arrays.
 
     Raises TypeError for an option that the operation does not have. Nothing is sent before `run`.
-    `counts`: the elements of each rank's shard where they differ; of an all_to_all those for each
-    rank, and `recv_counts` those from each. `root` is also the other rank of a message.
+    `counts`: number of elements of each rank's shard, if shards differ; in an all_to_all, of the
+    shards for each rank, and `recv_counts` of the shards from each rank. `root`: the root, or the
+    other rank of a message.
 
-    Options that frontends add: `_finish` makes the result of the outcome, once the operation is
-    committed; by default it is the outcome. `_reword` puts a sentence of the library into their
-    words. `_form` is 0, or a hash of what the arrays are, the same on every peer. `_made` gets the
-    Work before the operation begins, and keeps it until that is done. `_origin` is that of the call
-    that this one is a part of.
+    Options that frontends add: `_finish` makes the result from the outcome, once the operation has
+    committed; by default the result is the outcome. `_reword` puts an error of the library into the
+    frontend's words. `_form` is 0, or a hash that describes the arrays, equal on every peer.
+    `_made` gets the Work before the operation begins, and keeps the Work until the operation is
+    done. `_origin` is the Origin of the larger call that this Call is a part of.
     """
 
     __slots__ = (
@@ -309,10 +311,10 @@ class Call:
         """The name of the operation."""
         return _NAMES[self.kind]
 
-    # ---- its arrays
+    # ---- arrays
 
     def reduces(self, array: object, out: object | None) -> None:
-        """Adds arrays that are reduced into those of `out`, or in place."""
+        """Adds arrays that are reduced into the arrays of `out`, or in place."""
         for which, one, other in each_of(array, out):
             with Named(which):
                 self.arrays.append(CallArray(*buffers.pair(one, other)))
@@ -330,28 +332,28 @@ class Call:
                 self.arrays.append(CallArray(None, buffers.writable(one)))
 
     def shows(self, array: object) -> None:
-        """Adds arrays of the root of a broadcast, which are in the place of what others receive."""
+        """Adds arrays of the root of a broadcast, which the call has as outputs and only reads."""
         for which, one, _ in each_of(array):
             with Named(which):
                 self.arrays.append(CallArray(None, buffers.readable(one)))
 
-    # ---- its run
+    # ---- running
 
     def carry(self, feedback: ErrorFeedback) -> None:
-        """Adds what the codec lost in the call before, and keeps what it loses in this one."""
+        """Passes `feedback`'s residual and the room for its next residual to the native call."""
         self._residuals, self._kept = feedback.begin([array.any.count for array in self.arrays])
         self._feedback = feedback
 
     def run(self, comm: _pccl.Comm, origin: Origin) -> Any:
-        """Begins the operation, and returns its Work, or waits for it and returns its result.
+        """Begins the operation; returns its Work with `async_op`, and else waits for its result.
 
-        The Work is made first, and all happens inside of `try`, so that no exception of a signal
-        handler loses it.
+        The Work is made first, and the operation begins inside `try`, so that no exception of a
+        signal handler loses the Work.
         """
         form, reword = self._described()
         arrays = [array.native() for array in self.arrays]
         made, feedback = self._made, self._feedback
-        # A Work that others know, by `_made` or by its feedback, has begun before anybody waits.
+        # A Work that `_made` or the feedback knows must have begun before this thread waits for it.
         block = not self._async_op and feedback is None and made is None
         kind = Dropped if self._async_op and made is None else Work
         work = kind(self._finish, reword, self._origin or origin)
@@ -381,7 +383,7 @@ class Call:
             self._begun(work)
             return work if self._async_op else work.wait()
         except BaseException as error:
-            # Without a call, after which Python would look for signals, until the Work is safe.
+            # No call here before `error` has the Work: after a call Python runs signal handlers.
             if work._native.begun:
                 if "work" not in error.__dict__:
                     error.__dict__["work"] = work
@@ -395,9 +397,10 @@ class Call:
             self._feedback.begun(work, [array.any.count for array in self.arrays])
 
     def _described(self) -> tuple[int, Callable[[str], str] | None]:
-        """The form of the call, and what words its errors.
+        """Returns the form of the call, and the function that rewords its errors.
 
-        Messages, and an all_to_all with counts, tell neither the kinds nor the shapes of arrays.
+        The forms of messages, and of an all_to_all with counts, have neither kinds nor shapes of
+        arrays.
         """
         if self.kind > Kind.ALL_TO_ALL or self.recv_counts:
             return self.form, self._reword
@@ -415,7 +418,7 @@ class Call:
 def check_kind(array: buffers.Buffer, op: ReduceOp) -> None:
     """Raises TypeError or InvalidArgument if elements of this kind cannot be reduced by `op`.
 
-    The native library knows no kinds.
+    The native library cannot check this, as it knows dtypes but no kinds.
     """
     if array.opaque not in (None, "bool"):
         raise TypeError(f"{array.opaque} arrays cannot be reduced: convert them first")
@@ -432,17 +435,17 @@ def check_kind(array: buffers.Buffer, op: ReduceOp) -> None:
 
 
 def _form_of_kinds(form: int, arrays: list[CallArray]) -> int:
-    """The form of a call whose arrays may be of bool, of complex numbers, of opaque bytes."""
+    """Adds kinds to the form of a call if arrays are bool, complex numbers or opaque bytes."""
     if not any(array.any.has_own_kind for array in arrays):
         return form
     kinds = [array.any.kind for array in arrays]
     if kinds == ["bool"] and form == 0:
-        return _pccl.FORM_BOOL  # which errors have a name for
+        return _pccl.FORM_BOOL  # errors have a name for this form
     return form_of(f"{form} {kinds}")
 
 
 def _have_kinds(arrays: list[CallArray]) -> bool:
-    """Whether an array is of bytes or of complex numbers, which `form` tells apart."""
+    """Whether an array has bytes or complex numbers, so that `form` depends on its kind."""
     return any(array.any.dtype is DType.U8 or array.any.paired for array in arrays)
 
 
@@ -452,7 +455,7 @@ def _told(
     shapes: tuple[Shape, ...],
     sentence: str,
 ) -> str:
-    """An error that the arrays of others differ from these in kind or in shape."""
+    """Adds this peer's kinds and shapes to an error that says that the arrays of peers differ."""
     if reword is not None:
         sentence = reword(sentence)
     if _have_kinds(arrays):
@@ -464,7 +467,7 @@ def _told(
 def each_of(
     array: object, out: object | None = None, counts: object | None = None
 ) -> list[tuple[str, object, object | None]]:
-    """The arrays of a call, or the one, each with a name for errors and with its output."""
+    """Lists the arrays of a call, each as (name for errors, array, output)."""
     if not isinstance(array, list | tuple):
         if isinstance(out, list | tuple):
             raise InvalidArgument("out is a list of arrays, and array is not")
@@ -489,7 +492,7 @@ def each_of(
 
 
 class Named:
-    """A `with` block about one of several arrays: its errors begin with the name."""
+    """A `with` block about one of several arrays: errors inside begin with the array's name."""
 
     __slots__ = ("_name",)
 

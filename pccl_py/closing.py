@@ -1,7 +1,6 @@
-"""Objects that their `with` block closes: communicators, coordinators, states, worlds.
+"""Closing: the base of objects that a `with` block closes, as communicators and coordinators.
 
-It owns the two methods of a context manager, and nothing else; what closing means is each class's
-own `close`.
+Closing has only the two methods of a context manager; each class has a `close` of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from typing import Self
 
 
 class Closing:
-    """A context manager that gives itself and closes itself, whether or not the block failed."""
+    """A context manager that closes itself when the `with` block ends, by an error or not."""
 
     def close(self) -> None:
-        """Gives back what it holds. Idempotent."""
+        """Releases everything that the object holds. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""How floats travel: the codecs and their options, and error feedback.
+"""Codecs, which encode floats for the network, with their options; and error feedback.
 
-docs/reference/CODECS.md says what a codec makes of an array; the native library checks arguments.
-Used by collectives.py and call.py.
+docs/reference/CODECS.md says how each codec rounds an array. The native library checks whether
+options go together. collectives.py and call.py use this file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from pccl_py.work import Work
 
 _FLOAT_BYTES = 4
 _BLOCKS = (32, 64, 128, 256)
-# Forms that PCCL 1.0 has, and this library has not.
+# Codecs of PCCL 1.0 that this library does not have; an error says what to use instead.
 _SIXTEEN_BITS = ("min_max_u16", "zero_point_u16")
 
 
 class CodecKind(IntEnum):
-    """The kind of a codec. Functions also take the lower-case name.
+    """The kind of a codec. Functions also take the lower-case name of a kind.
 
-    NONE: elements travel as they are. BF16, F16: rounded to 16 bits. INT8, INT6, INT5, INT4:
-    integers with a scale for each block. E3M0: sign and three bits of exponent, FP8_E4M3: floats
-    of 8 bits, both with a scale for each block. MIN_MAX_U8, ZERO_POINT_U8: 256 steps between the
-    least and the greatest element of a piece.
+    NONE: elements travel unchanged. BF16, F16: elements are rounded to 16 bits. INT8, INT6, INT5,
+    INT4: elements become integers of that many bits, with a scale for each block. E3M0: elements
+    become a sign and three bits of exponent, with a scale for each block. FP8_E4M3: elements become
+    floats of 8 bits, with a scale for each block. MIN_MAX_U8, ZERO_POINT_U8: elements become one of
+    256 steps between the least and the greatest element of a piece.
     """
 
     NONE = 0
@@ -55,7 +56,7 @@ CodecName: TypeAlias = Literal["none", _Integers, _Floats, "min_max_u8", "zero_p
 
 
 class Rounding(IntEnum):
-    """How codes are rounded. STOCHASTIC is right on average, and costs accuracy at each element."""
+    """How a codec rounds. STOCHASTIC is right on average, but less accurate for each element."""
 
     NEAREST = 0
     STOCHASTIC = 1
@@ -75,12 +76,12 @@ def _parse_kind(value: CodecKind | str | int) -> CodecKind:
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A codec with its options; the same on all members of an operation.
+    """A codec with its options. All members of an operation must pass the same codec and options.
 
-    `block`: elements that share a scale, 32, 64, 128 or 256 (default 128). `rotate`: each block
-    goes through random signs and a Hadamard matrix first, which spreads outliers (default: on, for
-    the kinds that have blocks). Raises InvalidArgument for a name that is unknown; the operation
-    refuses options that do not go together.
+    `block`: number of elements that share a scale, 32, 64, 128 or 256 (default 128). `rotate`:
+    whether each block is multiplied by random signs and a Hadamard matrix before rounding, which
+    spreads outliers (default: on, for the kinds that have blocks). Raises InvalidArgument for an
+    unknown name or another `block`; the operation refuses options that do not go together.
     """
 
     kind: CodecKind | CodecName = CodecKind.NONE
@@ -96,16 +97,16 @@ class Codec:
 
     @property
     def name(self) -> str:
-        """The kind in lower case."""
+        """The lower-case name of the codec's kind."""
         return _parse_kind(self.kind).name.lower()
 
     @property
     def encodes(self) -> bool:
-        """False for "none"."""
+        """Whether the codec encodes elements, as every kind but "none" does."""
         return self.kind is not CodecKind.NONE
 
     def native(self) -> tuple[int, int, int, int]:
-        """As the C interface has it."""
+        """The numbers (codec, block, rotate, rounding) for pccl_collective_options_t."""
         rotate = 0 if self.rotate is None else 1 if self.rotate else 2
         return int(self.kind), self.block or 0, rotate, int(self.rounding)
 
@@ -114,22 +115,23 @@ NONE = Codec()
 
 
 def parse_codec(value: Codec | CodecKind | str | int) -> Codec:
-    """A Codec from itself, or from its kind with the default options. Raises InvalidArgument."""
+    """Converts a kind to a Codec with default options. Raises InvalidArgument for another value."""
     if isinstance(value, Codec):
         return value
     return Codec(_parse_kind(value))
 
 
 class ErrorFeedback:
-    """Error feedback of a tag: what the codec lost here, which the next call adds again.
+    """Error feedback of a tag: each call adds the rounding errors of the codec in the call before.
 
-    From `Group.error_feedback(tag)` on, every all_reduce, reduce and reduce_scatter of the tag with
-    a codec adds the residual to this peer's contribution, and keeps what this peer's encodings
-    lose: of its contribution, of the sums that it adds to in a ring, and of the results that it
-    owns (Seide et al. 2014; Karimireddy et al., arXiv 1901.09847; results as in Tang et al., arXiv
-    1905.05957). Other calls of the tag cannot have a codec. If all members use error feedback, no
-    loss is for good. The residual changes only when an operation commits, also if Ctrl-C has ended
-    its call, or the operation was in doubt. One operation at a time uses it.
+    The residual has these errors, one f32 for each element. From `Group.error_feedback(tag)` on,
+    every all_reduce, reduce and reduce_scatter of the tag with a codec adds the residual to this
+    peer's contribution. The next residual is what this peer's encodings lose: of its contribution,
+    of partial sums in a ring, and of results that this peer owns (Seide et al. 2014; Karimireddy et
+    al., arXiv 1901.09847; results as in Tang et al., arXiv 1905.05957). Other operations of the tag
+    cannot have a codec. If all members use error feedback, a later call makes up for every rounding
+    error. The residual changes when an operation commits, even if Ctrl-C ended the call or the
+    operation was in doubt, and never otherwise. One operation at a time may use the residual.
     """
 
     def __init__(self, tag: int) -> None:
@@ -142,34 +144,34 @@ class ErrorFeedback:
 
     @property
     def tag(self) -> int:
-        """The tag whose operations use it."""
+        """The tag whose operations use this error feedback."""
         return self._tag
 
     @property
     def count(self) -> int:
-        """Elements of each operation of the tag; 0 before the first operation."""
+        """Number of elements of each operation of the tag; 0 before the first operation."""
         return self._count
 
     def save(self) -> bytes:
-        """The residual, f32 in native byte order, `count` of them; for a checkpoint.
+        """Returns the residual for a checkpoint: `count` f32 in native byte order.
 
-        Raises InvalidUsage while an operation that uses it is in flight or in doubt.
+        Raises InvalidUsage while an operation that uses the residual is in flight or in doubt.
         """
         self._settle()
         return bytes(self._residuals[0])
 
     def load(self, residual: buffers.Array) -> None:
-        """Sets the residual to one that `save` returned: bytes, or any f32 array.
+        """Sets the residual to the bytes that `save` returned, or to any f32 array.
 
-        Raises TypeError for elements of another type, InvalidArgument if they are not `count` once
-        that is known, or not contiguous; InvalidUsage while an operation that uses it is in flight
-        or in doubt.
+        Raises TypeError for elements that are neither f32 nor bytes, InvalidArgument if `residual`
+        is not contiguous or, once `count` is known, has another number of elements, and
+        InvalidUsage while an operation that uses the residual is in flight or in doubt.
         """
         self._settle()
         given = buffers.readable(residual)
         if given.dtype not in (DType.F32, DType.U8):
             raise TypeError(f"a residual must be f32, or its bytes, not {given.dtype.name.lower()}")
-        import ctypes  # only those who load a residual need it
+        import ctypes  # imported late: only `load` needs ctypes
 
         data = ctypes.string_at(given.address, given.count * given.dtype.size)
         if len(data) % _FLOAT_BYTES:
@@ -183,13 +185,13 @@ class ErrorFeedback:
         self._residuals[0][:] = data
 
     def reset(self) -> None:
-        """Forgets the residual, and how many elements it has."""
+        """Drops the residual and `count`; the next operation starts from zero."""
         self._settle()
         self._resize(0)
         self._counts = []
 
     def close(self) -> None:
-        """Ends the error feedback of the tag, for later operations. Allowed at any time."""
+        """Ends error feedback for later operations of the tag. May be called at any time."""
         self._closed = True
 
     @property
@@ -197,9 +199,9 @@ class ErrorFeedback:
         return self._closed
 
     def begin(self, counts: list[int]) -> tuple[tuple[int, int], object]:
-        """The addresses of the residual and of the next residual, and the memory of both.
+        """Returns the addresses of the residual and of the next residual, and the memory of both.
 
-        `counts`: the elements of each array of the call.
+        `counts`: number of elements of each array of the call.
         """
         self._settle()
         count = sum(counts)
@@ -221,7 +223,7 @@ class ErrorFeedback:
         return (_address(now), _address(after)), (now, after)
 
     def begun(self, work: Work[Any], counts: list[int]) -> None:
-        """Notes the operation under way: the residual changes if it commits."""
+        """Notes `work`, an operation that has begun: the residual changes if it commits."""
         self._pending = work
         self._count = self._count or sum(counts)
         self._counts = self._counts or (counts if self._count else [])
@@ -245,7 +247,7 @@ class ErrorFeedback:
     def _became_committed(self, work: Work[Any]) -> bool:
         try:
             work.resolve(0, copy=False)
-        except (Aborted, CoordinatorUnreachable):  # or nobody will ever know
+        except (Aborted, CoordinatorUnreachable):  # not committed, or the decision is lost
             return False
         except TimeoutError:
             raise InvalidUsage(

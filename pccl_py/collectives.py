@@ -1,14 +1,14 @@
-"""The operations of a group's members: reduce, gather, broadcast, send, wait for each other.
+"""The operations of a group: collectives, messages, the barrier, and collectives on objects.
 
-Group has these methods (communicator.py), and frontends call them for their arrays (kit/). Checked
-here are arguments; everything else is decided in the native library. Each method makes a Call and
-runs it (call.py). Buffers are in buffers.py, shards in rows.py, operations in
-flight in work.py, what each collective costs and what a loss does to it in
-docs/internals/ALGORITHMS.md.
+Group inherits these methods (communicator.py), and frontends call them for their arrays (kit/).
+This file checks arguments; the native library decides everything else. Each method makes a Call and
+runs it (call.py). buffers.py reads arrays, rows.py computes shards, and work.py has the operation
+in flight. docs/internals/ALGORITHMS.md says what each collective costs, and what a loss does to it.
 
-Objects are pickles. A call with an object is two operations: sizes first, which every member checks
-alike against `size_max`, then bytes. A peer whose object cannot be pickled sends the reason in
-place of the size, so that no member waits for its bytes.
+An object travels as its pickle. A call with an object is two operations: the first moves the sizes
+of pickles, which every member checks alike against `size_max`, the second the pickles. A peer whose
+object cannot be pickled sends the reason in place of the size, so that no member waits for the
+pickle.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from pccl_py.work import Work
 Root: TypeAlias = SupportsIndex | PeerId
 Arrays: TypeAlias = Array | Sequence[Array]
 Opt: TypeAlias = Arrays | None
-# As base/limits.zig has it: pair_tags_first.
+# Tags of collectives are below this number, pair_tags_first of engine/base/limits.zig.
 _TAGS_END = 0xFE << 56
 
 
@@ -67,7 +67,8 @@ TAG_BITS = 38
 """Tags of messages are below 2**38: the native library packs tag and both ranks into 64 bits."""
 SIZE_MAX = 64 << 20
 
-# The size of a pickle; or _NO_SIZE, and in UTF-8 the reason why the object cannot be pickled.
+# The head of an object: the size of its pickle; or _NO_SIZE, and in UTF-8 the reason why the object
+# cannot be pickled.
 _HEAD = struct.Struct("<Q248s")
 _NO_SIZE = 2**64 - 1
 
@@ -78,7 +79,7 @@ _OPTIONS: dict[str, type] = {
 
 
 class Part(NamedTuple):
-    """One operation of an all_reduce_many: arrays as for all_reduce, and options of a frontend."""
+    """One operation of an all_reduce_many: arrays as for all_reduce, and a frontend's options."""
 
     array: Arrays
     out: Arrays
@@ -86,15 +87,15 @@ class Part(NamedTuple):
 
 
 class Collectives(Closing):
-    """The operations of a Group. Any thread may call any of them, one at a time per tag.
+    """The operations of a Group. Any thread may call any operation, one at a time per tag.
 
-    Messages are one at a time per rank and tag.
+    Messages are sent and received one at a time per rank and tag.
     """
 
     def __init__(self, rosters: Rosters, deadline_ns: int) -> None:
         self._feedbacks: dict[int, ErrorFeedback] = {}
         self._rosters = rosters
-        self._deadline_ns = deadline_ns  # of operations that are called without a deadline
+        self._deadline_ns = deadline_ns  # for operations that are called without a deadline
         self._origins: dict[str, Origin] = {}
 
     @property
@@ -114,7 +115,7 @@ class Collectives(Closing):
 
     @property
     def epoch(self) -> int:
-        """Number of the membership in force."""
+        """Number of the current epoch."""
         raise NotImplementedError
 
     @property
@@ -123,7 +124,7 @@ class Collectives(Closing):
         raise NotImplementedError
 
     def _open(self) -> _pccl.Comm:
-        """The native communicator. Raises InvalidUsage where it cannot be used."""
+        """The native communicator. Raises InvalidUsage after `close`, and in a forked child."""
         raise NotImplementedError
 
     @operation(ReduceOptions)
@@ -134,9 +135,10 @@ class Collectives(Closing):
 
         `array`: a C-contiguous array of a dtype in `DType`, or a list of arrays, which is one
         operation and needs a list as `out`. All peers pass equal shapes and dtypes. A `Buffer`
-        without a shape counts as an array of one dimension. `out`: as many elements as `array` in
-        any shape, of the same dtype; it is `array` itself or does not overlap it. On any error
-        `array` keeps its content, in place too, and a separate `out` may hold anything.
+        without a shape counts as an array of one dimension. `out`: an array of any shape with as
+        many elements of the same dtype as `array`; `out` is `array` itself or does not overlap
+        `array`. On any error `array` keeps its content, in place too, and a separate `out` may hold
+        anything.
         """
         call = Call(Kind.ALL_REDUCE, options)
         call.reduces(array, out)
@@ -149,7 +151,7 @@ class Collectives(Closing):
         out: Sequence[Arrays] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[Outcome]:
-        """Reduces each of `arrays` over all members, in place or into those of `out`.
+        """Reduces each of `arrays` over all members, in place or into the arrays of `out`.
 
         Each array is an operation of its own, and may be whatever `all_reduce` takes; array i has
         the tag `tag` + i. The operations begin in order, at most `in_flight` at once. An aborted
@@ -197,7 +199,7 @@ class Collectives(Closing):
         dtypes, as for `all_reduce`. `root`: a rank of the current epoch, or the id of a member; on
         the root `array` is only read, and may be read-only. On any error `array` keeps its content
         on every member. If the root is lost, all members get Aborted, unless the survivors together
-        have all of its data.
+        have all of the root's data.
         """
         call = Call(Kind.BROADCAST, options)
         call.root = self._rank_of(root)
@@ -211,7 +213,7 @@ class Collectives(Closing):
     def reduce(
         self, array: Arrays, out: Opt = None, root: Root = 0, **options: Unpack[ReduceOptions]
     ) -> Outcome | Work:
-        """Reduces `array` over all members into `out` of `root`, or in place there.
+        """Reduces `array` over all members into `out` of `root`, or in place on the root.
 
         `array` and `out` are as for `all_reduce`; `root` is a rank of the current epoch, or the id
         of a member. Other ranks write nothing, and ignore `out`. With a codec contributions are
@@ -372,8 +374,8 @@ class Collectives(Closing):
     def barrier(self, **options: Unpack[BroadcastOptions]) -> Outcome | Work:
         """Returns once every member that is left has called `barrier`.
 
-        With recovery "complete" it raises Aborted if a member is lost. This peer votes as it calls,
-        so a barrier whose deadline passes raises InDoubt.
+        With recovery "complete" the call raises Aborted if a member is lost. A peer votes as it
+        calls `barrier`, so a barrier whose deadline passes raises InDoubt.
         """
         return self._begin(Call(Kind.BARRIER, options))
 
@@ -403,8 +405,8 @@ class Collectives(Closing):
         """Receives into `array` the message that the member `src` sends with `send`.
 
         `array`: any shape, C-contiguous and writable, of as many elements and the same dtype as the
-        message; on any error it may hold anything. `src`: another rank of the current epoch, or the
-        id of a member. Otherwise as `send`.
+        message; on any error `array` may hold anything. `src`: another rank of the current epoch,
+        or the id of a member. Otherwise as `send`.
 
         No call receives from an arbitrary member, and None for `src` is a TypeError: after a loss
         the two sides could not agree which message was meant. Let all members say in an
@@ -432,14 +434,14 @@ class Collectives(Closing):
         size_max: int = SIZE_MAX,
         **options: Unpack[MessageOptions],
     ) -> Any:
-        """Returns the object that `root` passes, on every member; there it is `value` itself.
+        """Returns on every member the object that `root` passes; the root gets `value` itself.
 
-        `value`: any object that pickle takes; other ranks ignore it. If pickle refuses it, all
-        members get InvalidArgument, which names the root and the reason. `root`: a rank of the
-        current epoch, or the id of a member. `size_max`: bytes that the pickle may have, 64 MiB by
-        default, the same on every peer; a larger pickle is InvalidArgument on all members.
-        `deadline` limits the whole call. After InDoubt, `error.work.resolve()` makes the rest of
-        the call with a new deadline, so call it before the next safe point.
+        `value`: any object that pickle takes; other ranks ignore `value`. If pickle refuses
+        `value`, all members get InvalidArgument, which names the root and the reason. `root`: a
+        rank of the current epoch, or the id of a member. `size_max`: bytes that the pickle may
+        have, 64 MiB by default, the same on every peer; a larger pickle is InvalidArgument on all
+        members. `deadline` limits the whole call. After InDoubt, `error.work.resolve()` makes the
+        rest of the call with a new deadline, so call `resolve` before the next safe point.
 
         A pickle is code: a peer that sends a pickle to this process can run anything in it. So call
         this only if every member of the group, and every holder of the token, may run code here.
@@ -472,11 +474,11 @@ class Collectives(Closing):
         `value`: any object that pickle takes. After the loss of a member, before or during the
         call, the default recovery "complete" raises `Aborted` on all members, also in later calls
         until the next `admit`. With "restart" the list has None for each lost member, on all
-        members alike; with "raise" it has None for members that were lost before the call, and a
-        later loss raises `Aborted`. "resume" is InvalidArgument, as a part of an object could be
-        left. If pickle refuses an object, all members get InvalidArgument, which names the member
-        and the reason. `size_max`: bytes that all pickles together may have, 64 MiB by default, the
-        same on every peer; more bytes are InvalidArgument on all members. Otherwise as
+        members alike; with "raise" the list has None for members that were lost before the call,
+        and a later loss raises `Aborted`. "resume" is InvalidArgument, as a part of an object could
+        be left. If pickle refuses an object, all members get InvalidArgument, which names the
+        member and the reason. `size_max`: bytes that all pickles together may have, 64 MiB by
+        default, the same on every peer; more bytes are InvalidArgument on all members. Otherwise as
         `broadcast_object`.
 
         A pickle is code: a peer that sends a pickle to this process can run anything in it. So call
@@ -501,7 +503,7 @@ class Collectives(Closing):
         objects: list[Any] = call.run(sizes, content)
         return objects
 
-    # ---- what they are made of
+    # ---- helpers of the operations
 
     def _many(self, parts: Sequence[Part], options: Any, called: str = "arrays") -> list[Any]:
         """The results of an all_reduce of each part; `called` names the list of parts in errors."""
@@ -566,7 +568,7 @@ class Collectives(Closing):
         return rank
 
     def _begin(self, call: Call) -> Outcome | Work:
-        """Runs a call that has its arrays, and returns its result, or with `async_op` its Work."""
+        """Runs `call`, which has its arrays. Returns its result, or with `async_op` its Work."""
         is_message = call.kind in (Kind.SEND, Kind.RECV)
         if is_message:
             unsigned(call.tag, "the tag of a message", TAG_BITS)
@@ -591,7 +593,7 @@ class Collectives(Closing):
         send_counts: Counts,
         recv_counts: Counts,
     ) -> None:
-        """Adds the array of an all_to_all with counts."""
+        """Adds to `call` the array of an all_to_all with counts."""
         if send_counts is None or recv_counts is None:
             raise InvalidArgument("send_counts and recv_counts go together: pass both, or none")
         call.counts = self._elements(send, send_counts, "send_counts", "array")
@@ -611,7 +613,7 @@ class Collectives(Closing):
     def _share(
         self, call: Call, array: object, out: object, counts: Counts, *, dealt: bool = False
     ) -> None:
-        """Adds arrays of a call that gathers shards in `out`, or deals out those in `array`."""
+        """Adds arrays to a call that gathers shards in `out`, or with `dealt` deals out `array`."""
         all_of, one_of = ("array", "out") if dealt else ("out", "array")
         for send, recv in _apart(array, out, counts):
             whole, shard = (send, recv) if dealt else (recv, send)
@@ -629,12 +631,12 @@ class Collectives(Closing):
             call.counts = rows.elements or ()
 
     def _rows(self, own: int, counts: Counts, name: str) -> Rows:
-        """The shards of a call, an element being a row; `name` is the array of `own` elements."""
+        """The shards of a call, with elements as rows; `name` is this rank's array in errors."""
         return Rows.of_part(self, (own,), counts, name, "element")
 
 
 def _check_dtype(array: buffers.Buffer, asked: Call) -> None:
-    """Raises the error that the native library would raise, before a first operation has begun."""
+    """Raises the native library's error for a dtype, before the first operation has begun."""
     check_kind(array, asked.op)
     name, dtype = asked.op.name.lower(), array.dtype.name.lower()
     if asked.op.is_bitwise and array.dtype.is_float:
@@ -649,7 +651,7 @@ def _check_dtype(array: buffers.Buffer, asked: Call) -> None:
 
 
 def listed(name: str, arrays: object, out: object) -> list[tuple[object, object | None]]:
-    """The arrays of an all_reduce_many, each with its output; `name` is the argument, in errors."""
+    """Pairs the arrays of an all_reduce_many with their outputs; `name` is `arrays` in errors."""
     if not isinstance(arrays, list | tuple):
         raise TypeError(f"{name} must be a list, not {type(arrays).__name__}")
     if not arrays:
@@ -687,7 +689,7 @@ def _check_apart(parts: Sequence[Part]) -> None:
 
 
 class _Span(NamedTuple):
-    """The memory of an array of part `number`."""
+    """The memory [begin, end) of an array of part `number`, which writes to it if `written`."""
 
     begin: int
     end: int
@@ -696,7 +698,7 @@ class _Span(NamedTuple):
 
 
 def check_no_root(out: object) -> None:
-    """Raises TypeError if `out` is a root, on every rank, so that no rank waits for another."""
+    """Raises TypeError if `out` is a rank or a peer id. All ranks check this, so no rank waits."""
     if isinstance(out, (int, PeerId)):
         raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 
@@ -704,7 +706,7 @@ def check_no_root(out: object) -> None:
 def _apart(
     array: object, out: object, counts: object | None
 ) -> list[tuple[buffers.Buffer, buffers.Buffer]]:
-    """The buffers of `array` and of `out`, which the call needs, in pairs."""
+    """Pairs the buffers of `array` with those of `out`. Raises InvalidArgument without `out`."""
     if out is None:
         raise InvalidArgument("this collective needs `out`")
     pairs = []
@@ -746,7 +748,7 @@ def _recovery_of_whole(options: Mapping[str, Any]) -> Recovery:
 
 
 class _Pickled:
-    """The pickle of an object, and the head that is sent before it (_HEAD)."""
+    """The pickle of an object, and its head (_HEAD), which is sent before the pickle."""
 
     def __init__(self, value: Any) -> None:
         self.data = b""
@@ -754,14 +756,14 @@ class _Pickled:
         try:
             self.data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
             self.head = _HEAD.pack(len(self.data), b"")
-        except Exception as refusal:  # noqa: BLE001  of whatever the object's own code does
+        except Exception as refusal:  # noqa: BLE001  code of the object itself may raise anything
             self.refusal = refusal
             why = f"{type(refusal).__name__}: {refusal}"
             self.head = _HEAD.pack(_NO_SIZE, why.encode("utf-8", "replace"))
 
 
 def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
-    """The objects whose pickles lie in `memory` one behind the other; None for a lost member's."""
+    """Unpickles the objects in `memory`, one behind the other; None for a lost member's object."""
     view, objects, begin = memoryview(memory), [], 0
     for count in counts:
         # A pickle begins with 0x80; the bytes of a lost member are zeros, or none.
@@ -772,7 +774,7 @@ def _objects(memory: bytearray, counts: Iterable[int]) -> list[Any]:
 
 
 class _ObjectCall:
-    """A call with objects: its options, its two operations, and the deadline that they share."""
+    """A call with objects: its options, its two operations, and the deadline of both together."""
 
     def __init__(
         self, origin: Origin, options: Mapping[str, Any], size_max: int, deadline_ns: int
@@ -786,9 +788,10 @@ class _ObjectCall:
         self._works: list[Work[Any]] = []
 
     def run(self, sizes: Callable[[Any], Any], content: Callable[[Any], Any]) -> Any:
-        """Makes both operations, and returns the result of the second.
+        """Runs the operation for sizes, then the one for content, and returns the latter's result.
 
-        The second begins as the first commits, also where a doubt about that is resolved.
+        The second operation begins when the first commits, also if `resolve` finds that it has
+        committed.
         """
         how = self._options()
         how["_finish"] = lambda _: self._second(content)
@@ -798,7 +801,8 @@ class _ObjectCall:
             self._until = float("inf")
             raise
         except BaseException as error:
-            # Between the operations: the second is withdrawn, as other members wait for its bytes.
+            # Only the first operation has begun: begin and withdraw the second, for which others
+            # wait.
             if self._begun() == 1 and self._works[0].exception() is None:
                 work = content({**self._options(), "async_op": True})
                 work._native.withdraw()
@@ -806,17 +810,17 @@ class _ObjectCall:
             raise
 
     def _second(self, content: Callable[[Any], Any]) -> Any:
-        if self._begun() == 2:  # the second has failed: its error is raised again
+        if self._begun() == 2:  # the second operation has failed: raise its error again
             return self._works[-1].wait()
         return content(self._options())
 
     def _begun(self) -> int:
-        """How many of the operations have begun."""
+        """The number of operations that have begun; keeps only these in `_works`."""
         self._works = [work for work in self._works if work._native.begun]
         return len(self._works)
 
     def _options(self) -> Any:
-        """The options of an operation that begins now."""
+        """The options of an operation that begins now, with what is left of the deadline."""
         left = min(self._seconds, max(1e-3, self._until - time.monotonic()))
         options = {"tag": self._tag, "deadline": left, "_made": self._works.append}
         return {**options, "_form": _pccl.FORM_OBJECT, "_origin": self._origin}
@@ -824,7 +828,7 @@ class _ObjectCall:
     def sizes(
         self, heads: bytearray, peers: Sequence[PeerId], roster: Roster, own: _Pickled | None
     ) -> list[int]:
-        """The sizes in the heads of `peers`. Raises InvalidArgument if an object has no pickle."""
+        """The pickle sizes of `peers`. Raises InvalidArgument if an object cannot be pickled."""
         told = list(_HEAD.iter_unpack(heads))
         for peer, (size, reason) in zip(peers, told, strict=True):
             if size == _NO_SIZE:
@@ -836,7 +840,7 @@ class _ObjectCall:
         return [size for size, _ in told]
 
     def check(self, size: int, what: str) -> None:
-        """Raises InvalidArgument if `size` is too large: all members know it, so all raise."""
+        """Raises InvalidArgument if `size` exceeds `size_max`, on all members alike."""
         if size > self._size_max:
             raise self._refusal(
                 f"{what} {counted(size, 'byte')} when pickled, and size_max is {self._size_max}: "

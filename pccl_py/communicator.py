@@ -1,12 +1,10 @@
-"""Groups: entering and leaving them, and safe points.
+"""Groups: entering, leaving, safe points and sub-groups.
 
-A Communicator is this process in a run, and in its first group; `Communicator.group` enters more,
-and `split` and `subgroup` make groups of members of one: here is which members these are, and what
-the group is called. A founder that is lost meanwhile is left out by the coordinator
-(docs/internals/PROTOCOL.md, sub-groups).
-Arguments are checked here; everything else is decided in the native library. Operations of members
-together are in collectives.py and shared_state.py; docs/internals/ARCHITECTURE.md says how they
-wait for the world.
+A Communicator is this process as a peer of a run, in its first group. `Communicator.group` enters
+another group; `split` and `subgroup` make sub-groups. This file chooses the founders and the name
+of a sub-group; the coordinator leaves out a founder that is lost meanwhile
+(docs/internals/PROTOCOL.md, sub-groups). This file checks arguments; the native library decides
+everything else. collectives.py has collectives and messages, shared_state.py has syncs.
 """
 
 from __future__ import annotations
@@ -45,14 +43,14 @@ from pccl_py.words import (
     text,
 )
 
-# As engine/abi/comm.zig has it.
+# The deadline of calls where the program gives none, as in engine/abi/comm.zig.
 DEADLINE_NS_DEFAULT = 600 * 10**9
 
-# Called before each safe point: a frontend that traces programs refuses it in a trace, or waits for
-# its programs.
+# Functions that are called before each safe point: a frontend that traces programs refuses a safe
+# point in a trace, or waits for its programs.
 before_admit: list[Callable[[], None]] = []
-# Called with the name of a property that an `admit` may change, at each read: a traced program
-# depends on what it has read.
+# Functions that are called at each read of a property that `admit` may change, with the group and
+# the property's name: a traced program depends on the values that it has read.
 at_read: list[Callable[[Group, str], None]] = []
 
 
@@ -62,11 +60,11 @@ class GroupInfo:
 
     `world_size` is the number of members of the epoch, of whom `alive` are left; `pending`
     newcomers wait for this peer's next safe point (after a loss they enter at the safe point after
-    that). `operations_in_flight` have been called and are not decided. Before the first `admit`
-    epoch, rank, world_size and alive are 0. `bytes_sent` and `bytes_received` count payload and
-    headers since `connect`, over all groups. `lost` is None while this peer is a member. Afterwards
-    it is the name of the error that calls in the group raise, "Expelled" for example, and the
-    numbers are the last that this peer knew.
+    that). `operations_in_flight` is the number of operations that have been called and are not
+    decided. Before the first `admit` epoch, rank, world_size and alive are 0. `bytes_sent` and
+    `bytes_received` count payload and headers since `connect`, over all groups. `lost` is None
+    while this peer is a member. Afterwards `lost` is the name of the error that calls in the group
+    raise, "Expelled" for example, and the other fields have the last values that this peer knew.
     """
 
     epoch: int
@@ -109,13 +107,13 @@ class Group(Collectives):
         self._name = name
         self._admission: Admission | None = None
         self._run: Run | None = None
-        self._splits = 0  # of the epoch in force
-        # The groups of this peer beside its first.
+        self._splits = 0  # number of splits in the current epoch
+        # All groups of this peer except the first.
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet() if groups is None else groups
         self._closed = False
         self._forked = False
         super().__init__(Rosters(functools.partial(_roster_now, native)), deadline_ns)
-        # The native deadline of a sub-group is what was left of the time for its making.
+        # Without this, a sub-group's deadline would be the time that was left for its making.
         native.set_deadline(deadline_ns)
         self._peer_id = PeerId(native.info()[7])
         _lifecycle.register(self)
@@ -142,14 +140,15 @@ class Group(Collectives):
     def world_size(self) -> int:
         """Number of members of the epoch. Changes only in `admit`.
 
-        Peers that were lost or have left count until then; `info().alive` does not count them.
+        Peers that were lost or have left count until the next `admit`; `info().alive` does not
+        count them.
         """
         self._tell_read("world_size")
         return self._admitted().world_size
 
     @property
     def epoch(self) -> int:
-        """Number of the membership in force; 0 before the first `admit`."""
+        """Number of the current epoch; 0 before the first `admit`."""
         return 0 if self._admission is None else self._admission.epoch
 
     @property
@@ -164,8 +163,8 @@ class Group(Collectives):
     def label(self, peer: PeerId) -> str:
         """The name of a peer for people, "host:pid" unless `connect` was given another.
 
-        The label of a member is known, and of a peer that joined, left or is about to enter; for
-        any other peer this returns the beginning of its id.
+        The labels of members are known, and of peers that joined, left or are about to enter; for
+        any other peer `label` returns the beginning of its id.
         """
         return _label_of(self._open(), peer)
 
@@ -176,9 +175,10 @@ class Group(Collectives):
 
     @property
     def deadline(self) -> float:
-        """Seconds that a call without `deadline` may take; it may be set, for later calls.
+        """Seconds that a call without `deadline` may take; a program may set it for later calls.
 
-        `connect` or `Communicator.group` sets it first; a sub-group takes it from its parent.
+        The first value comes from `connect` or `Communicator.group`, and for a sub-group from its
+        parent.
         """
         return self._deadline_ns / 1e9
 
@@ -190,11 +190,11 @@ class Group(Collectives):
 
     @property
     def handle(self) -> int:
-        """A number that stands for this group in compiled programs, which outlive it.
+        """A number that stands for this group in compiled programs, which outlive the group.
 
-        It is below 2**63, and a process never gives a number twice. Native code looks it up in each
-        call (bindings/handlers.h): so a call of a closed group is refused, and a group that a call
-        uses is not freed.
+        The number is below 2**63, and a process never gives a number twice. Native code looks up
+        the number in each call (bindings/handlers.h), so a call of a closed group is refused, and a
+        group that a call uses is not freed.
         """
         return self._open().handle
 
@@ -220,17 +220,18 @@ class Group(Collectives):
         """The safe point: the only place where newcomers enter and where rank and size change.
 
         Every member must call `admit` equally often. A new epoch begins if newcomers are ready, or
-        after peers were lost or left. Each member enters the epoch as it makes this call, so a
-        newcomer may return while members are still at work: `Admission.not_entered` names these
-        members, and operations wait for them. With nothing pending the call costs no network round
-        trip.
+        after peers were lost or left. Each member enters the epoch as it calls `admit`, so `admit`
+        of a newcomer may return while members are still at work: `Admission.not_entered` names
+        these members, and operations wait for them. With nothing pending the call costs no network
+        round trip.
 
-        `together`: the call returns when all members have made it, and either all of them enter the
-        new epoch or none does; a newcomer returns when all earlier members have entered. All
-        members must pass `together` at the same safe points: a member that does not pass it does
-        not wait. The call costs an operation of all members and raises its errors; then this peer
-        has not passed the safe point, so call `admit` again. The other members have not passed it
-        either, except perhaps after a deadline, and then the next call passes it, too.
+        `together`: `admit` returns when all members have called it, and either all members enter
+        the new epoch or none does; a newcomer returns when all earlier members have entered. All
+        members must pass `together` at the same safe points: a member that does not pass `together`
+        does not wait. With `together` the call costs an operation of all members and raises the
+        errors of an operation; after an error this peer has not passed the safe point, so call
+        `admit` again. The other members have not passed the safe point either, except perhaps after
+        a deadline; then the next `admit` of this peer passes it, too.
 
         A program in several groups must call `admit` of its groups in the same order on all peers.
         Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); then this
@@ -267,9 +268,10 @@ class Group(Collectives):
         """How many newcomers wait for the next `admit(together=True)`, the same on all members.
 
         The newcomers enter at that `admit`; after a loss they enter at the `admit` after that, and
-        a second call tells their number again. All members must make this call. It passes no safe
-        point, and costs an operation of all members; `info().pending` costs nothing and is this
-        peer's own knowledge. Raises the errors of an operation; then call it again.
+        a second `pending_agreed` counts them again. All members must call `pending_agreed`. The
+        call passes no safe point, and costs an operation of all members; `info().pending` costs
+        nothing and is this peer's own knowledge. Raises the errors of an operation; after an error
+        call `pending_agreed` again.
         """
         return self._open().pending_agreed(nanoseconds(deadline, "deadline"))
 
@@ -277,7 +279,7 @@ class Group(Collectives):
     def not_entered(self) -> tuple[PeerId, ...]:
         """Members that, as far as this peer knows, have not entered the epoch yet.
 
-        They are still in the epoch before, and operations wait for them.
+        These members are still in the epoch before, and operations wait for them.
         """
         return tuple(PeerId(peer) for peer in self._open().not_entered())
 
@@ -296,18 +298,17 @@ class Group(Collectives):
         All members must call `split`, like any operation. `color`: an integer, or None for no
         sub-group. `key`: orders the ranks in the sub-group; members with equal keys follow their
         ranks here. `tag`: the tag of the operation in which members exchange their colors. Returns
-        when all members of the color have called it. Members that are lost meanwhile are left out:
-        the `members` of the sub-group are the ones that are there, and `run` has the colors that
-        all members passed.
+        when all members of the color have called `split`. Members that are lost meanwhile are left
+        out of the sub-group and of its `members`; `run` has the colors that all members passed.
 
-        A sub-group is a Group of its own: collectives and losses in it concern its members alone,
-        whatever the run's `min_world_size` is. No newcomer enters it, and a safe point of this
-        group does not change it: close it and split again after an `admit` that has `changed`. A
-        peer is in at most 8 groups, and a run has at most 64.
+        A sub-group is a Group of its own: collectives and losses in a sub-group concern its members
+        alone, whatever the run's `min_world_size` is. No newcomer enters a sub-group, and a safe
+        point of this group does not change it: close the sub-group and split again after an `admit`
+        that has `changed`. A peer is in at most 8 groups, and a run has at most 64.
 
         Raises the errors of an operation, on all members. If the members of a color do not meet,
-        they get DeadlineExceeded or Expelled; when one member gives up, other members may have
-        entered just before, and then lose it.
+        they get DeadlineExceeded or Expelled. When one member gives up, other members may have
+        entered just before, and then see a loss.
         """
         wish = wish_of(color, key, self._splits)
         epoch, members, rank = self.epoch, self.members, self.rank
@@ -339,10 +340,10 @@ class Group(Collectives):
     ) -> Group:
         """Makes a sub-group of these ranks of the epoch, in this order, and enters it.
 
-        Only the members of these ranks call it, with the same list and the same `name`; else all of
-        them get Mismatch. Two sub-groups of one epoch need different names while the first is open.
-        Members that make several sub-groups must make them in the same order. Otherwise as `split`,
-        where members need not know each other's groups before.
+        Only the members of these ranks call `subgroup`, with the same list and the same `name`;
+        else all founders get Mismatch. Two sub-groups of one epoch need different names while the
+        first is open. Members that make several sub-groups must make them in the same order.
+        Otherwise as `split`, which finds out for its callers who is in which sub-group.
         """
         numbers = ranks_of(ranks, self.world_size)
         until = time.monotonic() + (nanoseconds(deadline, "deadline") or self._deadline_ns) / 1e9
@@ -397,7 +398,7 @@ class Group(Collectives):
     def close(self) -> None:
         """Leaves the group; the other members go on without this peer. Idempotent.
 
-        Operations in flight here end with `Cancelled`.
+        This peer's operations in flight end with `Cancelled`.
         """
         if self._closed or self._forked:
             return
@@ -478,8 +479,8 @@ class Communicator(Group):
     ) -> Group:
         """Enters another group of the same run, over the same connections and port.
 
-        Returns once this peer is ready to enter; the Group's first `admit` enters. Arguments as for
-        `connect`.
+        Returns once this peer is ready to enter; the first `admit` of the Group enters. Arguments
+        are as for `connect`.
         """
         deadline_ns = nanoseconds(deadline, "deadline") or self._deadline_ns
         native = self._open().join(
@@ -503,7 +504,7 @@ def _label_of(native: _pccl.Comm, peer: PeerId) -> str:
 
 
 def _roster_now(native: _pccl.Comm) -> Roster | None:
-    """The members of the epoch in force; None if the epoch changes meanwhile, or is left."""
+    """The members of the epoch in force; None if the epoch changes, or is left, meanwhile."""
     try:
         epoch = native.info()[0]
         members = tuple(PeerId(peer) for peer in native.members())
@@ -530,34 +531,35 @@ def connect(
     congestion: Congestion | CongestionName | None = None,
     probe: Probe | ProbeName | None = None,
 ) -> Communicator:
-    """Joins a run. Returns once this peer is ready to enter; the first `admit` enters.
+    """Joins a run. Returns once this peer is ready to enter; the first `admit` enters the group.
 
     Arguments that are not given come from the environment (docs/reference/ENVIRONMENT.md). `token`:
-    the coordinator's; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
+    the coordinator's token; PCCL_TOKEN. `group`: name of the group, up to 256 bytes; PCCL_GROUP, or
     "default". `initial_world_size`: peers that the first epoch of the group waits for;
-    PCCL_INITIAL_WORLD_SIZE, or the coordinator's. `bind`: "host:port" or "host" to listen on for
-    other peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads to
-    the coordinator (on all interfaces with `advertise`). `advertise`: the address that other peers
-    dial, "host" or "host:port"; PCCL_ADVERTISE, or the local address, or if the coordinator does
-    not reach this peer there, the host that the coordinator sees. An advertised host that is not
-    the host of this peer's connection must be within reach of the coordinator. `ports`: the range
-    from which the port to listen on is taken where `bind` names none, "29400-29500"; PCCL_PORTS, or
-    any free port. `deadline`: default of all operations, in seconds; PCCL_DEADLINE, or 10 minutes.
-    `connect_timeout`: seconds until CoordinatorUnreachable; PCCL_CONNECT_TIMEOUT, or 30. `peer_id`:
-    32 hexadecimal digits; PCCL_PEER_ID, or random. `label`: name of this peer for people, up to 80
-    bytes, shown in errors, logs and the status, in which %h is the host and %p the process id;
-    PCCL_LABEL, or "%h:%p". `reconnect_timeout`: seconds that calls wait for a coordinator that is
-    away, 0 for not at all: then this peer is out of its groups, and all calls end with
-    CoordinatorUnreachable, or InDoubt after the vote; PCCL_RECONNECT_TIMEOUT, or until their
-    deadlines. `send_rate`: what this peer sends to all others together at most, "200mbit", "25MB"
-    or bytes per second, and to single peers by their labels, "200mbit,eu-1=20mbit" or {None:
-    "200mbit", "eu-1": "20mbit"} (docs/guides/NETWORKING.md); PCCL_SEND_RATE, or no limit.
-    `congestion`: which congestion control its lanes have, "auto", "system", "bbr" or "cubic"
-    (`Congestion`); PCCL_CONGESTION, or "auto". `probe`: whether its links are probed, "auto" or
-    "off" (`Probe`); PCCL_PROBE, or "auto".
+    PCCL_INITIAL_WORLD_SIZE, or the coordinator's number. `bind`: "host:port" or "host" to listen on
+    for other peers, ":0" for all interfaces; PCCL_BIND, or a free port on the interface that leads
+    to the coordinator (on all interfaces with `advertise`). `advertise`: the address that other
+    peers dial, "host" or "host:port"; PCCL_ADVERTISE, or the local address, or if the coordinator
+    does not reach this peer there, the host that the coordinator sees. An advertised host that is
+    not the host of this peer's connection must be within reach of the coordinator. `ports`: the
+    range from which the port to listen on is taken where `bind` names none, "29400-29500";
+    PCCL_PORTS, or any free port. `deadline`: default deadline of all operations, in seconds;
+    PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until CoordinatorUnreachable;
+    PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits; PCCL_PEER_ID, or random. `label`:
+    name of this peer for people, up to 80 bytes, shown in errors, logs and the status, in which %h
+    is the host and %p the process id; PCCL_LABEL, or "%h:%p". `reconnect_timeout`: seconds that
+    calls wait for a coordinator that is away, 0 for not at all; after these seconds this peer is
+    out of its groups, and all calls end with CoordinatorUnreachable, or with InDoubt after the
+    vote; PCCL_RECONNECT_TIMEOUT, or until the deadlines of the calls. `send_rate`: what this peer
+    sends to all others together at most, "200mbit", "25MB" or bytes per second, and to single peers
+    by their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
+    (docs/guides/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`: the congestion control
+    of this peer's lanes, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or
+    "auto". `probe`: whether this peer's links are probed, "auto" or "off" (`Probe`); PCCL_PROBE, or
+    "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
-    DeadlineExceeded, SystemRefused. Ctrl-C withdraws it.
+    DeadlineExceeded, SystemRefused. Ctrl-C withdraws the attempt to join.
     """
     _log_output.configure()
     read = Arguments("PCCL_")
@@ -585,17 +587,18 @@ def connect(
         return comm
 
 
-# The connections of this process, and what is held while one is made with the id of `pccl run`.
+# The communicators of this process by peer id. `_choosing` is held while a connection is made that
+# takes the id given by `pccl run`.
 _by_id: weakref.WeakValueDictionary[PeerId, Communicator] = weakref.WeakValueDictionary()
 _choosing = threading.Lock()
 
 
 @contextmanager
 def _chosen_id(read: Arguments, value: PeerId | bytes | str | None) -> Iterator[PeerId | None]:
-    """The id of a new connection: the argument, that of PCCL_PEER_ID, or None for a random one.
+    """The id of a new connection: the argument, the id of PCCL_PEER_ID, or None for a random id.
 
-    `pccl run` writes "ID@PID" into PCCL_PEER_ID. Only the process PID has that id, and not a child
-    that inherits the variable; and only one of its connections at a time has it.
+    `pccl run` writes "ID@PID" into PCCL_PEER_ID. Only the process PID takes this id, and not a
+    child that inherits the variable; and only one connection of the process has the id at a time.
     """
     said: PeerId | bytes | str | None
     said, variable = read.given(value, "PCCL_PEER_ID")
@@ -629,18 +632,18 @@ def _token(read: Arguments, value: str | None) -> str:
 
 
 def _label(read: Arguments, value: str | None) -> str | None:
-    """The label that was given, or else that of the environment; its places are filled in."""
+    """The label of the argument or the environment, with %h and %p filled in; None for neither."""
     label = read.text(value, "PCCL_LABEL")
     return None if label is None else _log_output.filled_in(label)
 
 
 # ---- the members of sub-groups ------------------------------------------------------------------
 
-# As engine/base/limits.zig has it.
+# The longest name of a group, as in engine/base/limits.zig.
 NAME_BYTES_MAX = 256
 
-# Whether there is a wish at all, whether it has a color, color, key, and how many splits of the
-# epoch its peer has made. The shard of a lost peer is zeros.
+# The fields of a Wish: whether there is one, whether it has a color, color, key, splits. The shard
+# of a lost peer is zeros: there is no wish.
 _WISH = struct.Struct("<??qqQ")
 
 
@@ -648,9 +651,9 @@ _WISH = struct.Struct("<??qqQ")
 class Run:
     """The groups that the last `split` of a communicator made, as all its members know them.
 
-    `epoch`: the epoch of the communicator that was split. `rank`: of this peer in it. `colors`: the
-    color of each rank; None for a rank that takes part in no group, or was lost. A peer that is
-    lost after it has said its color still counts.
+    `epoch`: the epoch of the communicator that was split. `rank`: this peer's rank in this epoch.
+    `colors`: the color of each rank; None for a rank that takes part in no group, or was lost. A
+    peer that is lost after it has passed its color still counts.
     """
 
     epoch: int
@@ -664,7 +667,7 @@ class Run:
 
     @property
     def groups(self) -> int:
-        """Number of groups."""
+        """Number of groups that the split made."""
         return len(self._sizes())
 
     @property
@@ -678,7 +681,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One member's word in a split. `splits`: how many it has made in this epoch."""
+    """The arguments of a member in a split; `splits`: how many the member has made in the epoch."""
 
     color: int | None
     key: int
@@ -689,7 +692,7 @@ class Wish:
 
 
 def wish_of(color: SupportsIndex | None, key: SupportsIndex, splits: int) -> Wish:
-    """Raises TypeError or InvalidArgument, before anybody is asked."""
+    """Checks the arguments of a split. Raises TypeError or InvalidArgument before data is sent."""
     return Wish(None if color is None else _signed(color, "color"), _signed(key, "key"), splits)
 
 
@@ -702,7 +705,7 @@ def _signed(value: SupportsIndex, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The wishes of all members, the same on all."""
+    """The wishes of all members in a split, the same on all members."""
 
     epoch: int
     wishes: tuple[Wish | None, ...]
@@ -717,7 +720,7 @@ class Split:
 
     @property
     def number(self) -> int:
-        """The number of this split in its epoch. Some may have counted one that failed."""
+        """The number of this split in its epoch: the largest, as members may count a failed one."""
         return max(wish.splits for wish in self.wishes if wish is not None)
 
     def run(self, rank: int) -> Run:
@@ -725,7 +728,7 @@ class Split:
         return Run(self.epoch, rank, tuple(colors))
 
     def ranks(self, color: int) -> list[int]:
-        """The ranks of this color, by their keys and then by themselves."""
+        """The ranks with this color, ordered by key, and by rank for equal keys."""
         found = [
             (wish.key, rank)
             for rank, wish in enumerate(self.wishes)
@@ -738,17 +741,17 @@ class Split:
 
 
 def room_for(world_size: int) -> bytearray:
-    """For the wishes of all."""
+    """Memory for the wishes of all members."""
     return bytearray(_WISH.size * world_size)
 
 
 def name_of(parent: str, epoch: int, name: str) -> str:
-    """The name of a sub-group that was made of ranks: those of two epochs are never the same."""
+    """The name of a sub-group that is made of ranks; names of two epochs differ."""
     return _name(parent, f"@{epoch}:{name}")
 
 
 def _name(parent: str, rest: str) -> str:
-    """A name may be too long with its parent's in front; then a hash stands for that."""
+    """Puts the parent's name, or if the whole is too long a hash of it, in front of `rest`."""
     name = parent + rest
     if len(name.encode()) <= NAME_BYTES_MAX:
         return name
@@ -756,7 +759,7 @@ def _name(parent: str, rest: str) -> str:
 
 
 def ranks_of(ranks: Sequence[SupportsIndex], world_size: int) -> list[int]:
-    """Ranks of an epoch, each once. Raises InvalidArgument or TypeError."""
+    """Checks ranks of an epoch, each given once. Raises InvalidArgument or TypeError."""
     numbers = [index(rank, "a rank") for rank in ranks]
     for number in numbers:
         if not 0 <= number < world_size:

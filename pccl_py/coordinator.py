@@ -1,7 +1,8 @@
 """The coordinator of a run inside this process, tokens, and the status of a run.
 
-The coordinator itself is native and has a thread of its own; here its options get names and
-seconds. Peers join with its token (communicator.connect). `pccl coordinator` is cli/.
+The coordinator is native and has a thread of its own; this file gives names and units to its
+options. Peers join with the coordinator's token (communicator.connect). The command `pccl
+coordinator` is in cli/.
 """
 
 from __future__ import annotations
@@ -21,41 +22,41 @@ from pccl_py.words import PeerId, Probe, ProbeName, nanoseconds, text
 class Coordinator(Closing):
     """Decides membership and outcomes of a run. Runs until `close`, or until the process ends.
 
-    It also runs on when the program holds it no longer, and before any peer has come: a peer may
-    know its token from the run id and the address alone.
+    A Coordinator runs on when the program drops it, even before the first peer: a peer may make the
+    token from the run id and the address.
 
     Arguments that are not given come from the environment: PCCL_COORDINATOR_BIND and so on
     (docs/reference/ENVIRONMENT.md); defaults are in parentheses.
 
     `bind`: "host:port" to listen on, or "host" for a free port there; default: 127.0.0.1.
     `advertise`: address that goes into the token, "host" or "host:port"; default: the bound one.
-    `run_id`: 16 bytes, default random. `min_world_size`: a group that falls below fails with
-    TooFewPeers (1). `initial_world_size`: peers the first epoch of a group waits for, unless they
-    say (1). `lanes_per_link`: TCP connections between two peers, 1 to 64, or "auto": as many as
-    bring something, which each link finds out by itself ("auto"). `chunk_bytes`: largest chunk, 1
-    KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: room for partial sums at each peer, at
-    most, 1 GiB or less (256 MiB); 16 MiB of it for each operation, and more where more is in the
-    air. `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a silent peer is
-    lost (5; at least 3 heartbeats). `prepare`: seconds a newcomer has to open its lanes (10).
-    `stall_warning`: seconds after which a member that has not made a call which over half of the
-    members have made is named in the log, the status and DeadlineExceeded (10; at least a
-    heartbeat). `stall`: seconds after which it is removed from the group (default: never; at least
-    `stall_warning`). Each time is at most seven days. `state`: directory for the journal of the
-    run, made if its parent exists; default: the run ends with its coordinator. `memory`: bytes that
-    all its queues may hold, 16 MiB or more; beyond that, the peer with the longest queue is removed
-    (512 MiB). `probe`: whether links of which nobody knows what they carry are probed while nothing
-    else moves, "auto" or "off" ("auto").
+    `run_id`: 16 bytes, default random. `min_world_size`: a group with fewer members fails with
+    TooFewPeers (1). `initial_world_size`: peers that the first epoch of a group waits for, unless
+    the peers pass a number (1). `lanes_per_link`: TCP connections between two peers, 1 to 64, or
+    "auto": each link finds out how many lanes raise its rate ("auto"). `chunk_bytes`: largest
+    chunk, 1 KiB to 256 KiB, a power of two (256 KiB). `window_bytes`: most memory for partial sums
+    at each peer, up to 1 GiB (256 MiB); each operation gets 16 MiB of this memory, and more if more
+    bytes are in flight. `heartbeat` and `silence`: seconds between heartbeats (0.5), and until a
+    silent peer is lost (5; at least 3 heartbeats). `prepare`: seconds that a newcomer has to open
+    its lanes (10). `stall_warning`: seconds after which the log, the status and DeadlineExceeded
+    name a member that has not made a call which over half of the members have made (10; at least a
+    heartbeat). `stall`: seconds after which such a member is removed from the group (default:
+    never; at least `stall_warning`). Each time is at most seven days. `state`: directory for the
+    journal of the run, made if its parent exists; default: the run ends with its coordinator.
+    `memory`: bytes that all queues of the coordinator may hold, 16 MiB or more; beyond that, the
+    peer with the longest queue is removed (512 MiB). `probe`: whether links of unknown rate are
+    probed while nothing else moves, "auto" or "off" ("auto").
 
-    With a `state` that holds a run, it goes on with that run: run id, port and all options that are
-    None come from there, and the token is the same as before. Options may differ from those of the
-    run until its first epoch begins.
+    If `state` holds a run, the Coordinator continues that run: run id, port and all options that
+    are None come from `state`, and the token is the same as before. Options may differ from those
+    of the run until the first epoch of the run begins.
 
-    Raises InvalidArgument, also if an option differs later. Raises SystemRefused if the port or
-    `state` is in use, or the journal in it is damaged, and VersionMismatch if another version wrote
-    it.
+    Raises InvalidArgument for a bad option, and for one that differs later. Raises SystemRefused if
+    the port or `state` is in use, or the journal is damaged, and VersionMismatch if another version
+    wrote the journal.
     """
 
-    _exit_order = 1  # after the groups, so that they leave a coordinator that still answers
+    _exit_order = 1  # closes after groups, which need an answer to leave
 
     def __init__(
         self,
@@ -116,11 +117,14 @@ class Coordinator(Closing):
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port that the coordinator listens on."""
         return self._native.port
 
     def close(self) -> None:
-        """Stops it: peers see CoordinatorUnreachable. Idempotent; nothing in a forked child."""
+        """Stops the coordinator, so that peers get CoordinatorUnreachable. Idempotent.
+
+        Does nothing in a forked child.
+        """
         _running.discard(self)
         if not self._forked:
             self._native.close()
@@ -129,14 +133,14 @@ class Coordinator(Closing):
         self.close()
 
     def _leave(self) -> None:
-        """The peers of this process that leave need it to say so to."""
+        """Does nothing: peers of this process need the coordinator to leave their groups."""
 
     def _fork(self) -> None:
         _running.discard(self)
         self._forked = True
 
 
-# Peers rely on a coordinator, whether or not a variable of the program refers to it.
+# Keeps coordinators that the program has dropped alive, as peers rely on them.
 _running: set[Coordinator] = set()
 
 
@@ -145,14 +149,14 @@ class Token:
     """A token's content: the coordinator's address ("host:port"), and the run id (16 bytes)."""
 
     address: str
-    # Whoever knows it can join, so it is not shown by accident.
+    # A secret with which a peer can join, so repr() does not show it.
     run_id: bytes = field(repr=False)
 
 
 def token_create(address: str, run_id: bytes | None = None) -> str:
     """The token of a run whose coordinator is at `address`, "host:port" or "[v6]:port".
 
-    `run_id` is 16 bytes; None takes random ones. Raises InvalidArgument.
+    `run_id` is 16 bytes; None draws a random run id. Raises InvalidArgument.
     """
     return _pccl.token_create(text(address, "address"), _checked_run_id(run_id))
 
@@ -168,18 +172,18 @@ def run_status(
 ) -> dict[str, Any]:
     """The status of a run, from its coordinator: see docs/reference/STATUS.md.
 
-    `dial_back`: members are asked to dial this peer, which must be connected from this machine.
-    `dial_back` of the status says how far that has come; ask again until it is `over`.
+    `dial_back`: members are asked to dial this peer, which must be connected from this machine. The
+    status has an entry `dial_back` about these dials; ask again until its `over` is true.
 
-    Blocks for `timeout` seconds at most (default 5). Raises InvalidArgument,
-    CoordinatorUnreachable (also if this host asks for large answers more than once a second),
-    AuthenticationFailed, VersionMismatch.
+    Blocks for `timeout` seconds at most (default 5). Raises InvalidArgument, CoordinatorUnreachable
+    (also if this host asks for large answers more than once a second), AuthenticationFailed,
+    VersionMismatch.
     """
     peer = None if dial_back is None else PeerId(dial_back)
     answer = _pccl.run_status(text(token, "token").strip(), nanoseconds(timeout, "timeout"), peer)
     try:
         status = json.loads(answer)
-    except (RecursionError, ValueError):  # JSON it is, but of a depth or a number without end
+    except (RecursionError, ValueError):  # no JSON, or JSON of a huge depth or number
         status = None
     if not isinstance(status, dict):
         raise VersionMismatch("the coordinator's answer is not a status: use the same release")
@@ -187,13 +191,13 @@ def run_status(
 
 
 def _run_id(read: Arguments, run_id: bytes | None) -> bytes | None:
-    """The run id that was given, or else that of the environment, in hexadecimal digits."""
+    """Returns `run_id`, or else the run id of the environment, there in hexadecimal digits."""
     found, called = read.given(run_id, "PCCL_COORDINATOR_RUN_ID")
     if not isinstance(found, str) or called == "run_id":
         return _checked_run_id(run_id)
     try:
         return _checked_run_id(bytes.fromhex(found))
-    except (ValueError, InvalidArgument):  # the text is secret
+    except (ValueError, InvalidArgument):  # no cause: the text is secret
         raise InvalidArgument(f"{called} must be 32 hexadecimal digits") from None
 
 

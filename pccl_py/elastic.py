@@ -1,8 +1,8 @@
 """steps: the loop of a training program that goes on after failures of its run.
 
-It owns the code that each program would otherwise write around its step: connect, the safe point,
-the sync, and the handling of each error. docs/reference/ERRORS.md has the errors as a table. Groups
-are in communicator.py, shared states in shared_state.py.
+This file has the code that each program would otherwise write around its step: connect, the safe
+point, the sync, and the handling of each error. docs/reference/ERRORS.md has the errors as a table.
+communicator.py has groups, shared_state.py shared states.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ from pccl_py.words import (
     parse_strategy,
 )
 
-# All members get these of an operation, a sync or a safe point of all: this peer stays, and all
-# make the step again. Otherwise they are as those that follow.
+# Errors that all members get from a collective, a sync or a safe point of the communicator: this
+# peer stays, and all members repeat the step. From other calls these errors count as ALONE.
 SHARED = (Aborted, DeadlineExceeded, StateUnavailable)
-# After these the others may have gone on: this peer leaves, comes back, and takes their state.
+# Errors after which other members may have gone on: this peer leaves, connects again, and takes the
+# state of the members.
 ALONE = (CoordinatorUnreachable, Expelled, InDoubt, TooFewPeers)
 
 _log = logging.getLogger("pccl")
 
 
 class ConnectOptions(TypedDict, total=False):
-    """The arguments of `connect`, which come from the environment where they are not given."""
+    """The arguments of `connect`; arguments that are not given come from the environment."""
 
     token: str | None
     group: str | None
@@ -72,19 +73,19 @@ class ConnectOptions(TypedDict, total=False):
 
 
 class Syncs(Protocol):
-    """A state of the run, that of a frontend too, made in the communicator of the moment."""
+    """A shared state of the core or of a frontend, made in the current communicator."""
 
     def sync(self, strategy: Strategy | StrategyName) -> SyncOutcome: ...
 
 
 class Kept(Protocol):
-    """The values that a block writes, so that one that fails can be undone."""
+    """The values that a `with step` block writes, kept so that a failed block can be undone."""
 
     def take(self) -> None:
-        """The block begins."""
+        """Keeps the values, because the block begins."""
 
     def give_back(self) -> None:
-        """It has failed: all is to be as it was at `take`."""
+        """Restores the values of the last `take`, because the block has failed."""
 
 
 class Step:
@@ -136,7 +137,7 @@ def steps(
     keep: bool = True,
     **options: Unpack[ConnectOptions],
 ) -> Iterator[Step]:
-    """Takes part in a run, step after step, and goes on after each failure that allows it.
+    """Takes part in a run, step after step, and continues after each failure that allows it.
 
         for step in pccl.steps({"parameters": parameters, "steps_done": steps_done}):
             if steps_done[0] == 1000:
@@ -147,22 +148,25 @@ def steps(
                 steps_done += 1
 
     Each turn passes the safe point and syncs the tensors, so that they are equal on all members
-    when it begins. After `Aborted`, `DeadlineExceeded` and `StateUnavailable` of an operation of
-    all members of `comm`, of its `admit` or of a sync, which all of them get, this peer stays and
-    repeats the step. After such an error of a `send` or a `recv`, of another group, or raised by
-    the program itself, which others do not get, after `Expelled`, `InDoubt`, `TooFewPeers` and
-    `CoordinatorUnreachable`, and with another operation still in flight, it leaves, connects again,
-    and takes the state of the others: what they say of a doubted call is in that state, so none is
-    resolved here. Every other error is raised.
+    when the turn begins. After `Aborted`, `DeadlineExceeded` or `StateUnavailable` of a collective,
+    `admit` or sync of `comm`, which all members get, this peer stays and repeats the step.
+
+    In other cases this peer leaves the run, connects again and takes the state of the other
+    members: after `Expelled`, `InDoubt`, `TooFewPeers` or `CoordinatorUnreachable`; after
+    `Aborted`, `DeadlineExceeded` or `StateUnavailable` of a `send` or `recv`, of another group, or
+    raised by the program itself, which other members do not get; and with another operation still
+    in flight. A doubted call is not resolved, because the state of the other members has its
+    effect. Every other error is raised.
 
     `tensors`, `name`, `revision`, `may_differ`, `prefetch`, `rules`: as for `Group.shared_state`;
-    `strategy`: as for `SharedState.sync`. `patience`: seconds without a step that ended well, after
-    which an error is raised instead. `keep`: copy the tensors at the beginning of each block, to
-    restore them if it fails; without it the block must write them after its last collective only.
-    `options`: those of `connect`. Groups and error feedback belong to a communicator, which changes
-    when this peer connects again: ask for them in each block.
+    `strategy`: as for `SharedState.sync`. `patience`: seconds since the last step without an error,
+    after which an error is raised instead. `keep`: whether the tensors are copied at the beginning
+    of each block, and restored if the block fails; without `keep` the block must write the tensors
+    only after its last collective. `options`: the arguments of `connect`. Groups and error feedback
+    belong to a communicator, which changes when this peer connects again: make groups and error
+    feedback in each block.
 
-    Iterate it on one thread. Leaving the loop leaves the run. Raises the errors of `connect`,
+    Iterate on one thread. Leaving the loop leaves the run. Raises the errors of `connect`,
     `Group.admit` and `SharedState.sync`, and InvalidArgument for a bad argument.
     """
     rules = rules_for_each(rules)
@@ -182,7 +186,10 @@ def steps(
 
 
 def rules_for_each(rules: StateRules) -> StateRules:
-    """Rules that each state of a run can be made with. Raises the errors of `parse_rules`."""
+    """Checks rules, and copies an iterator, so that each state of a run can be made with them.
+
+    Raises the errors of `parse_rules`.
+    """
     rules = (rules,) if isinstance(rules, (str, int)) else tuple(rules)
     parse_rules(rules)
     return rules
@@ -211,15 +218,15 @@ def turns(run: Run, step: Callable[[Run, Communicator, Admission, SyncOutcome], 
 
 
 class _Tensors:
-    """Tensors that are written in place: their copies."""
+    """Copies of the tensors that a block writes in place."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
-        # Each tensor that can be written, with room for its copy.
+        # Each writable tensor with the memory of its copy; None before the first block.
         self._pairs: list[tuple[buffers.Buffer, Any]] | None = None
 
     def take(self) -> None:
-        import ctypes  # slow to import: only a step needs it
+        import ctypes  # slow to import: only a step needs ctypes
 
         if self._pairs is None:
             taken = [buffers.readable(tensor) for tensor in self._tensors.values()]
@@ -239,10 +246,11 @@ class _Tensors:
 
 
 class Run:
-    """This process in the run, over all the times that it connects.
+    """This process in the run, across all its connections.
 
-    `make` makes the state in a communicator, with a revision if this process had one before;
-    `options` are those of `connect`. Raises InvalidArgument for `patience` and `strategy`.
+    `make` makes the shared state in a communicator, at the revision of the last sync, or at None
+    before the first. `options`: the arguments of `connect`. Raises InvalidArgument for a bad
+    `patience` or `strategy`, and TypeError for an unknown option.
     """
 
     def __init__(
@@ -274,7 +282,7 @@ class Run:
         self._well_at = time.monotonic()
 
     def entered(self) -> tuple[Communicator, Syncs]:
-        """The communicator and the state in it; connects if this peer is in no group."""
+        """The communicator and its shared state; connects if this peer is in no group."""
         if self._entered is None:
             comm = connect(**self._options)
             try:
@@ -285,23 +293,23 @@ class Run:
         return self._entered
 
     def leave(self) -> None:
-        """Leaves the group; nothing writes to the tensors any more. Idempotent."""
+        """Leaves the group; nothing writes to the tensors afterwards. Idempotent."""
         entered, self._entered = self._entered, None
         if entered is not None:
             entered[0].close()
 
     def begins(self, revision: int) -> None:
-        """A turn begins, with tensors of this revision."""
+        """Notes that a turn begins, with tensors of this revision."""
         self._revision = revision
         self._failed = False
 
     def ended(self) -> None:
-        """A turn has ended; patience begins anew if it did not fail."""
+        """Notes that a turn has ended; patience begins anew if the turn did not fail."""
         if not self._failed:
             self._well_at = time.monotonic()
 
     def survives(self, error: BaseException) -> bool:
-        """Says whether another turn may follow `error`, and leaves the group where it must."""
+        """Returns whether another turn may follow `error`; leaves the group where it must."""
         self._failed = True
         impatient = time.monotonic() - self._well_at > self._patience
         goes_on = isinstance(error, SHARED + ALONE) and not impatient
@@ -313,8 +321,10 @@ class Run:
         return goes_on
 
     def _is_of_all(self, error: PcclError) -> bool:
-        """Whether all members have the answer `error`: not that of a message, of another group, or
-        of a program that has made it up."""
+        """Whether all members get `error`.
+
+        False for an error of a message, of another group, or of the program itself.
+        """
         origin, entered = error._origin, self._entered
         if origin is None or entered is None:
             return False

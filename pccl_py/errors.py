@@ -1,9 +1,8 @@
-"""Errors: which class belongs to which status of include/pccl.h, and nothing else.
+"""Error classes, one for each status of include/pccl.h.
 
-The sentence in an error comes from the native library (pccl_last_error): which peer, what was
-expected, what to do. Errors of arguments that Python itself checks use the same classes; a wrong
-dtype or byte order is a plain TypeError. docs/internals/PROMISE.md says what holds after each
-error.
+The native library writes the message of an error (pccl_last_error): which peer, what was expected,
+what to do. Arguments that Python checks raise the same classes, but a wrong dtype or byte order
+raises a plain TypeError. docs/internals/PROMISE.md says what holds after each error.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 class PcclError(Exception):
     """Base of every error of PCCL.
 
-    `work` is the operation that has failed, if the call had begun it; `works` has the last
-    operation of each array of an `all_reduce_many`, None for an array whose operation never began.
-    `operation` and `group` are the names of the call and of its group, "all_reduce" and "default"
-    for example; None where the error is not that of an operation, a sync or a safe point.
+    `work` is the operation that has failed, if it had begun; `works` has the last operation of each
+    array of an `all_reduce_many`, None for an array whose operation never began. `operation` and
+    `group` are the names of the call and of its group, "all_reduce" and "default" for example; both
+    are None if the error does not come from an operation, a sync or a safe point.
     """
 
     work: Work[Any] | None = None
@@ -37,22 +36,23 @@ class PcclError(Exception):
 
     @property
     def group(self) -> str | None:
-        """The name of that group."""
+        """The name of the group in which the call has failed."""
         return None if self._origin is None else self._origin.group
 
 
 class InvalidArgument(PcclError, ValueError):
     """A bad argument. Nothing was sent, and no sequence number was used.
 
-    If only this peer was wrong, the other members wait for this call: repeat it with valid
-    arguments. If this peer went on to its next call, the others would take that for this one.
+    If only this peer passed a bad argument, the other members wait for this peer's call: repeat the
+    call with valid arguments. If this peer made its next call instead, the other members would take
+    that call for this one.
     """
 
 
 class InvalidUsage(PcclError, RuntimeError):
-    """Called in a wrong state: after close, in a forked child, with a tag already in use.
+    """A call in a wrong state: after close, in a forked child, with a tag already in use.
 
-    Or the coordinator has refused the group; the message has its reason.
+    Also raised if the coordinator refuses the group; the message has the coordinator's reason.
     """
 
 
@@ -61,13 +61,13 @@ class OutOfMemory(PcclError, MemoryError):
 
 
 class Mismatch(PcclError):
-    """Peers called the same operation differently, or cut it differently. The input is kept.
+    """Peers called the same operation differently, or cut it differently. The input keeps its
+    content.
 
-    In a sync: names, shapes or dtypes of the shared states differ, and the message lists how; or
-    two peers insist on different contents.
-    If the first call or state of a newcomer is not that of the members, only the newcomer gets
-    Mismatch, and the members go on. The newcomer is no member any more; its program must be
-    corrected before it connects again.
+    A sync raises Mismatch if names, shapes or dtypes of the shared states differ (the message lists
+    the differences), or if two peers insist on different contents. If the first call or state of a
+    newcomer differs from that of the members, only the newcomer gets Mismatch, and the members go
+    on. The newcomer is out of the group; correct its program before it connects again.
     """
 
 
@@ -79,16 +79,17 @@ class Expelled(PcclError):
     """This peer is no longer a member of the group. Connect again to go on.
 
     The coordinator has removed this peer, or this peer has withdrawn an operation of several
-    members; the message says which, and why.
+    members; the message says which of the two, and why.
     """
 
 
 class InDoubt(PcclError):
-    """This call ended after this peer had voted, without an answer: neither success nor failure.
+    """The call ended after this peer's vote without a decision: neither success nor failure.
 
-    Its deadline passed, it was cancelled, or the coordinator was lost. The input keeps its content,
-    and `work` keeps the result. `work.resolve()` waits for the coordinator's answer and returns the
-    result of the call; it raises CoordinatorUnreachable if no answer can come any more.
+    The deadline passed, the call was cancelled, or the coordinator was lost. The input keeps its
+    content, and `work` keeps the result. `work.resolve()` waits for the coordinator's decision and
+    returns the result of the call; it raises CoordinatorUnreachable if no decision can come any
+    more.
     """
 
 
@@ -101,7 +102,7 @@ class TooFewPeers(PcclError):
 
 
 class CoordinatorUnreachable(PcclError, ConnectionError):
-    """No connection to the coordinator could be made, or it was lost."""
+    """The connection to the coordinator could not be made, or was lost."""
 
 
 class AuthenticationFailed(PcclError):
@@ -124,11 +125,11 @@ class Cancelled(PcclError):
 
 
 class SystemRefused(PcclError, OSError):
-    """The operating system refused: port in use, too many open files; a journal that is damaged."""
+    """The operating system refused (port in use, too many open files), or a journal is damaged."""
 
 
 CLASS_OF_STATUS: dict[int, type[Exception]] = {
-    1: TimeoutError,  # of a wait: the operation goes on, so it is no error of PCCL
+    1: TimeoutError,  # a wait timed out; the operation goes on, so this is no PcclError
     2: InvalidArgument,
     3: InvalidUsage,
     4: OutOfMemory,
@@ -148,12 +149,12 @@ CLASS_OF_STATUS: dict[int, type[Exception]] = {
 
 
 def class_name(status: int) -> str | None:
-    """The name of the exception of a status, None for success."""
+    """The name of the exception class of a status; None for success."""
     return CLASS_OF_STATUS.get(status, PcclError).__name__ if status else None
 
 
 def make(status: int, message: str) -> Exception:
-    """The exception of a status; an unknown one (a newer library) is a plain PcclError."""
+    """Makes the exception of a status; an unknown status (of a newer library) gives a PcclError."""
     if status == 1 and not message:
         message = "not finished yet; the operation continues"
     cls = CLASS_OF_STATUS.get(status, PcclError)

@@ -1,7 +1,7 @@
 """LocalWorld: n communicators in this process, over real loopback sockets, for users' tests.
 
-It owns a coordinator and a thread per communicator while `run` runs; everything else is what any
-peer does. Nothing is simulated: see tests/sim for that.
+A LocalWorld has a coordinator, and a thread per communicator while `run` runs; its peers are like
+any others. Nothing is simulated; tests/sim has the simulator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pccl_py.errors import InvalidArgument
 ResultType = TypeVar("ResultType")
 
 LOOPBACK = "127.0.0.1:0"
-# A signal is noticed within this time.
+# Seconds within which a signal is noticed while a thread is waited for.
 JOIN_SECONDS = 0.05
 
 
@@ -58,7 +58,7 @@ class LocalWorld(Closing):
             return comm
 
         try:
-            # One that fails leaves the others waiting for it: the coordinator's end frees them.
+            # If a peer fails, the others wait for it until the coordinator is closed.
             entered = _run_in_threads([enter] * n, lambda index: self.coordinator.close())
         except BaseException:
             self.close()
@@ -68,8 +68,9 @@ class LocalWorld(Closing):
     def run(self, fn: Callable[[Communicator], ResultType]) -> list[ResultType]:
         """Calls `fn(comm)` for every communicator, each in a thread, and returns the results.
 
-        If some raise, the first error is raised here, once all are done, with a note that names the
-        rank. A peer whose `fn` raised leaves the group, so that the others do not wait for it.
+        If calls of `fn` raise, `run` raises the first error once all calls are done, with a note
+        that names the rank. A peer whose `fn` raised leaves the group, so that the others do not
+        wait for it.
         """
         jobs = [_bind(fn, comm, rank) for rank, comm in enumerate(self.comms)]
         return _run_in_threads(jobs, lambda index: self.comms[index].close())
@@ -99,7 +100,7 @@ def _bind(
 def _run_in_threads(
     jobs: list[Callable[[], ResultType]], on_error: Callable[[int], None]
 ) -> list[ResultType]:
-    """Runs all jobs at once; `on_error(index)` is called in the thread of one that raised."""
+    """Runs all jobs at once; `on_error(index)` is called in the thread of a job that raised."""
     results: dict[int, ResultType] = {}
     errors: list[BaseException] = []
 
@@ -119,11 +120,11 @@ def _run_in_threads(
             thread.start()
         for thread in threads:
             _join(thread)
-    except BaseException:  # Ctrl-C: the threads must not go on with nobody waiting for them
+    except BaseException:  # Ctrl-C: threads must not go on when nothing waits for them
         for index in range(len(jobs)):
             on_error(index)
         for thread in threads:
-            if thread.is_alive():  # the interrupt may have come before it was started
+            if thread.is_alive():  # the interrupt may have come before the thread was started
                 _join(thread)
         raise
     if errors:
@@ -132,6 +133,6 @@ def _run_in_threads(
 
 
 def _join(thread: threading.Thread) -> None:
-    """Until it has ended. A signal may reach another thread, and then it does not end a join."""
+    """Waits for a thread in slices: a signal that reaches another thread does not end a join."""
     while thread.is_alive():
         thread.join(JOIN_SECONDS)

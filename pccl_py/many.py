@@ -1,14 +1,15 @@
-"""Many: the operations of an all_reduce_many, which bounds how many are in flight.
+"""Runs the operations of an all_reduce_many, with a bounded number of them in flight.
 
-This file owns the order in which the operations begin, and begin again after an abort. Each has a
-tag of its own, so operations depend on each other only in their order. collectives.py checks their
-arrays.
+This file decides the order in which operations begin, and begin again after an abort. Each
+operation has a tag of its own, so operations depend on each other only by this order.
+collectives.py checks the arrays.
 
-Members agree without asking: an abort reaches all members that have called the operation, so all
-repeat the same operations. No member waits for ever: all begin the operations in one order, and
-each waits for its first operation that is not over. All earlier operations are over on all members,
-so every member has begun this operation, and an aborted operation begins again in its place. A
-member whose deadline has passed stops, and the operations of the others end by their own deadlines.
+Members agree on repeats without messages: an abort reaches all members that have called the
+operation, so all members repeat the same operations. No member waits for ever: all members begin
+the operations in one order, and each member waits for its first operation that is not over. All
+earlier operations are over on all members, so every member has begun that operation; an aborted
+operation begins again in its place. A member whose deadline has passed stops, and the operations of
+other members end by their own deadlines.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pccl_py.outcome import Origin
 from pccl_py.work import Made, Work
 
 IN_FLIGHT = 8
-# As base/limits.zig has it for a group: operations_in_flight_max.
+# Most collectives in flight in a group, operations_in_flight_max of engine/base/limits.zig.
 IN_FLIGHT_MAX = 64
 RETRY = 3
 
@@ -36,9 +37,9 @@ def run(
 ) -> list[Any]:
     """Runs all operations, and returns their results in order.
 
-    It tries all operations, also after one has failed, and then raises the error of the first that
-    failed. A result that a frontend has to copy is copied when all operations are over, because its
-    array may share memory with the input of another operation.
+    All operations are tried, also after one has failed; then the error of the first failed
+    operation is raised. A result that a frontend has to copy is copied when all operations are
+    over, because its array may share memory with the input of another operation.
     """
     until = time.monotonic() + seconds
     parts = [_Part(begin, retry, until) for begin in begins]

@@ -1,7 +1,7 @@
-"""How fast the kernels run on this machine, beside loops with the same loads and stores.
+"""Measures the kernels on this machine, and loops with the same loads and stores.
 
-For `pccl bench kernels`, and for bench/kernels.py, which sets other libraries beside it.
-kernels/measure.zig lists the kernels; docs/internals/KERNELS.md says what they compute.
+`pccl bench kernels` uses this file, and so does bench/kernels.py, which measures other libraries as
+well. kernels/measure.zig lists the kernels; docs/internals/KERNELS.md says what they compute.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def kernel_names() -> list[str]:
 
 
 class Measurement:
-    """Memory for kernels on `size` bytes of f32, and the clock."""
+    """Measures kernels on `size` bytes of f32, in memory of its own."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -63,7 +63,7 @@ class Measurement:
     def rate(
         self, name: str, *, rounds: int = ROUNDS, other: Callable[[int], int] | None = None
     ) -> Rate:
-        """Measures a kernel. `other(repeats)` is another library's time in ns, in turns with it."""
+        """Measures a kernel, in turns with `other(repeats)`, the time of another library in ns."""
         self._run(name, PREPARE, 1)
         once = max(self._run(name, KERNEL, 1), 1)
         repeats = max(1, ROUND_NS // once)

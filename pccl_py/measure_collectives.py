@@ -1,12 +1,12 @@
-"""How fast a group's collectives are over the links that it has, and whether results are right.
+"""Measures the collectives of a group over its links, and checks their results.
 
-For `pccl bench all_reduce` and its like, which every peer of a run calls; bench/loopback.py, which
-sets other libraries beside ours, has the names and the traffic from here. No array library is
-needed: memory is mapped, and patterns are bytes.
+`pccl bench all_reduce` and its like, which every peer of a run calls, use this file.
+bench/loopback.py, which compares PCCL with other libraries, takes the names and the traffic of
+collectives from it. No array library is needed: memory is mapped, and patterns are bytes.
 
-A call is not in place: its input stays, so all calls of a size are equal, and every result can be
-judged. The time of a size is that of the slowest peer, from a barrier to its last call, divided by
-the calls.
+Calls are not in place: the input stays, so all calls of a size are equal, and every result can be
+checked. The time of a size is the time from a barrier to the end of the last call on the slowest
+peer, divided by the number of calls.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ COLLECTIVES = [
     "all_to_all",
     "send_recv",
 ]
-# Those in which the size is that of the shards of all ranks.
+# Collectives whose size counts the shards of all ranks.
 SHARDED = ("reduce_scatter", "all_gather", "scatter", "gather", "all_to_all")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOT = 0
-# The part of the size that a peer must send, by world size: bus bandwidth is this part, by the
+# The part of the size that a peer must send in a world of n. Bus bandwidth is this part over the
 # time, as NCCL's tests define it.
 TRAFFIC: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -57,14 +57,15 @@ TRAFFIC: dict[str, Callable[[int], float]] = {
     "send_recv": lambda n: 1.0,
 }
 
-# A pattern repeats itself after so many elements, which is prime: no chunk that went astray fits.
+# A pattern repeats after this number of elements, a prime, so that a chunk in a wrong place differs
+# from the chunk that belongs there.
 PERIOD = 65_521
-# Integers up to this are exact, as sums too.
+# Integers and sums up to this limit are exact in the dtype; EXACT_OF_OTHERS is for other dtypes.
 EXACT = {DType.I8: 127, DType.U8: 255, DType.BF16: 256, DType.F16: 2048}
 EXACT_OF_OTHERS = 1 << 15
-# A codec may cost this, as the root of the mean square over that of the result. The limit tells
-# what is wrong from what is rounded, and no more; docs/reference/CODECS.md says how exact codecs
-# are.
+# The largest error of a codec that passes: the root mean square of the error over that of the
+# result. This limit only tells wrong results from rounded ones; docs/reference/CODECS.md has the
+# accuracy of codecs.
 CODEC_ERROR_MAX = 0.5
 FORMATS = {
     DType.F32: "f",
@@ -82,12 +83,12 @@ FORMATS = {
 
 
 def encodes(collective: str) -> bool:
-    """Whether there is one with a codec."""
+    """Whether the collective can have a codec."""
     return collective not in ("broadcast", "send_recv")
 
 
 def partner_of(rank: int, world: int) -> int | None:
-    """To whom this rank sends, if it is even, or from whom it receives; None if it is left over."""
+    """The rank that an even `rank` sends to, or an odd one receives from; None for no partner."""
     partner = rank ^ 1
     return partner if partner < world else None
 
@@ -110,8 +111,8 @@ def call(
 ) -> None:
     """Calls a collective: `send` is what this rank gives, `recv` where its result goes.
 
-    They may be the same array where the collective can be in place. A rank that has none of the
-    two leaves it unused.
+    `send` and `recv` may be the same array if the collective can be in place. A rank that gives no
+    input, or gets no result, leaves that array unused.
     """
     at_root = comm.rank == ROOT
     if collective == "all_reduce":
@@ -135,7 +136,7 @@ def call(
 
 
 def pass_on(comm: Group, send: Any, recv: Any) -> None:
-    """A message from each even rank to the next."""
+    """Sends a message from each even rank to the next rank."""
     partner = partner_of(comm.rank, comm.world_size)
     if partner is None:
         return
@@ -147,10 +148,10 @@ def pass_on(comm: Group, send: Any, recv: Any) -> None:
 
 @dataclass(frozen=True)
 class Result:
-    """A size, measured. The same on every peer.
+    """The measurement of one size, the same on every peer.
 
-    `wrong`: elements that are not what they must be, over all peers; with a codec those are not
-    counted, and `error` is the root mean square of what is lost over that of the result.
+    `wrong`: number of wrong elements over all peers, 0 with a codec. `error`: with a codec, the
+    root mean square of the error over that of the result; else 0.
     """
 
     collective: str
@@ -166,12 +167,12 @@ class Result:
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes of the size per second."""
+        """The size over the time of a call, in bytes per second."""
         return self.size / self.seconds
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes that a peer must send, per second: to be compared with what its link can do."""
+        """Bytes that a peer must send, per second: to be compared with the rate of its link."""
         return self.algorithm_bandwidth * TRAFFIC[self.collective](self.world_size)
 
     def check(self) -> None:
@@ -185,7 +186,7 @@ class Result:
 
 
 class Benchmark:
-    """Measures one collective in `comm`, size by size. All members do the same."""
+    """Measures one collective in `comm`, size by size. All members must make the same calls."""
 
     def __init__(
         self,
@@ -208,7 +209,7 @@ class Benchmark:
         self._send, self._recv = (mmap.mmap(-1, needed) for _ in range(2))
 
     def measure(self, size: int, *, iterations: int, warmup: int) -> Result:
-        """Fills the memory, warms up, measures, and judges what the first and last call gave."""
+        """Fills the memory, warms up, measures, and checks the results of first and last call."""
         count = self._count(size)
         send, recv = self._arrays(count)
         self._fill(count)
@@ -238,7 +239,7 @@ class Benchmark:
         )
 
     def _count(self, size: int) -> int:
-        """Elements of that size, in shards of all ranks that are equal, and not empty."""
+        """Number of elements of `size` bytes, rounded so that shards are equal and not empty."""
         count = size // self._dtype.size
         least = self._comm.world_size if self._collective in SHARDED else 1
         return max(count - count % least, least)
@@ -253,18 +254,18 @@ class Benchmark:
         )
 
     def _call(self, send: buffers.Buffer, recv: buffers.Buffer) -> None:
-        # A loss would make the rest of the sizes those of a smaller group.
+        # With another recovery, sizes after a loss would be measured in a smaller group.
         call(self._comm, self._collective, send, recv, codec=self._codec, recovery="raise")
 
     def _fill(self, count: int) -> None:
-        """This rank's pattern, and in the other memory what no result is."""
+        """Fills the input with this rank's pattern, the output with bytes that no result has."""
         size = self._dtype.size
         for begin, part in self._pattern.parts(self._pattern.of(self._comm.rank), 0, count):
             self._send[begin * size : begin * size + len(part)] = part
             self._recv[begin * size : begin * size + len(part)] = b"\xff" * len(part)
 
     def _expected(self, count: int) -> list[tuple[int, bytes, int, int]]:
-        """Parts of this rank's result: where in it, of which pattern, from where, how many."""
+        """The right result in parts: (first element, pattern, first element of that, how many)."""
         comm, pattern = self._comm, self._pattern
         rank, world, shard = comm.rank, comm.world_size, count // comm.world_size
         if not receives(self._collective, rank, world):
@@ -283,10 +284,10 @@ class Benchmark:
         return [(other * shard, pattern.of(other), begin, shard) for other in range(world)]
 
     def _judge(self, count: int) -> tuple[int, float]:
-        """Wrong elements of this rank's result, or with a codec none and what was lost."""
+        """Returns (number of wrong elements, 0), or with a codec (0, relative error)."""
         size, wrong, lost, total = self._dtype.size, 0, 0.0, 0.0
         for at, period, phase, length in self._expected(count):
-            # Decoding takes Python a while, so of what was rounded a part must do.
+            # Comparing floats is slow in Python, so with a codec only PERIOD elements are checked.
             judged = min(length, PERIOD) if self._codec.encodes else length
             for begin, part in self._pattern.parts(period, phase, judged):
                 got = self._recv[(at + begin) * size : (at + begin) * size + len(part)]
@@ -308,22 +309,22 @@ class Benchmark:
 
 @cache
 def _drawn(steps: int) -> bytes:
-    """A step for each element of a period."""
+    """Draws a number below `steps` for each element of a period."""
     draw = random.Random(PERIOD)
     return bytes(draw.randrange(steps) for _ in range(PERIOD))
 
 
 class Pattern:
-    """The elements that ranks give: small integers with exact sums, others on each rank."""
+    """The inputs of ranks: small integers that differ between ranks and have exact sums."""
 
     def __init__(self, dtype: DType, world: int) -> None:
         self._dtype, self._world = dtype, world
         self._steps = min(4, EXACT.get(dtype, EXACT_OF_OTHERS) // world + 1)
         self._drawn = _drawn(self._steps)
-        self._periods: dict[int, bytes] = {}  # as many ranks differ as there are steps
+        self._periods: dict[int, bytes] = {}  # by rank % _steps
 
     def of(self, rank: int) -> bytes:
-        """The elements of a rank, for one period."""
+        """The elements of a rank's input, one period."""
         turn = rank % self._steps
         if turn not in self._periods:
             values = [(step + turn) % self._steps for step in range(self._steps)]
@@ -331,7 +332,7 @@ class Pattern:
         return self._periods[turn]
 
     def summed(self) -> bytes:
-        """The sum over all ranks."""
+        """The elements of the sum over all ranks, one period."""
         sums = [
             sum((step + rank) % self._steps for rank in range(self._world))
             for step in range(self._steps)
@@ -343,7 +344,7 @@ class Pattern:
         return b"".join(table[step] for step in self._drawn)
 
     def parts(self, period: bytes, phase: int, count: int) -> Iterator[tuple[int, bytes]]:
-        """`count` elements from `phase` on, a period at a time, each with where it begins."""
+        """Yields `count` elements of `period` from `phase` on as (first element, bytes)."""
         size = self._dtype.size
         turn = phase % PERIOD * size
         turned = period[turn:] + period[:turn]
@@ -351,13 +352,13 @@ class Pattern:
             yield begin, turned[: min(PERIOD, count - begin) * size]
 
     def written(self, value: int) -> bytes:
-        """An element, in the byte order of little-endian machines, which are all that we run on."""
+        """Encodes an element in little-endian order, as all machines that PCCL supports have it."""
         if self._dtype is DType.BF16:
             return struct.pack("<f", value)[2:]
         return struct.pack("<" + FORMATS[self._dtype], value)
 
     def read(self, data: bytes) -> list[float]:
-        """The values of elements."""
+        """Decodes little-endian elements."""
         if self._dtype is DType.BF16:
             data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
             return list(struct.unpack(f"<{len(data) // 4}f", data))
@@ -370,7 +371,7 @@ def _buffer(memory: mmap.mmap, dtype: DType, count: int) -> buffers.Buffer:
 
 
 def size_of(text: str) -> int:
-    """Bytes: "4096", "4KiB", or as NCCL's tests have it "4K". Raises InvalidArgument."""
+    """Parses bytes: "4096", "4KiB", or "4K" as in NCCL's tests. Raises InvalidArgument."""
     digits = text.rstrip("KMGiB")
     units = {"": 1, "B": 1}
     for power, letter in enumerate("KMG", 1):
@@ -382,7 +383,7 @@ def size_of(text: str) -> int:
 
 
 def sizes(least: int, most: int, factor: int) -> list[int]:
-    """From the least to the most, each `factor` times the one before. Raises InvalidArgument."""
+    """Sizes from `least` to `most`, each `factor` times the last. Raises InvalidArgument."""
     if most < least:
         raise InvalidArgument(
             f"the largest size, {counted(most, 'byte')}, is below the least, {least}"

@@ -1,7 +1,7 @@
-"""How a peer uses the network, as users say it: lanes of a link, bytes per second.
+"""Parses how a peer is to use the network: lanes of a link, and rates of sending.
 
-Each is a number or a text, "auto" or "200mbit", of a program, a variable or a command line. The
-native library reads rates (engine/abi/argument.zig). Which congestion control: words.py.
+A value is a number or a text, as "auto" or "200mbit", from a program, a variable or a command line.
+The native library reads rates (engine/abi/argument.zig). words.py parses congestion controls.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any, TypeAlias
 from pccl_py import _pccl, words
 from pccl_py.errors import InvalidArgument
 
-# As engine/base/limits.zig has it.
+# Most lanes of a link, as in engine/base/limits.zig.
 LANES_MAX = 64
 
 Rates: TypeAlias = str | int | Mapping[str | None, str | int]
 
 
 def parse_lanes(value: object, name: str) -> int:
-    """Lanes of a link, 0 for None and "auto". Raises InvalidArgument, TypeError."""
+    """Parses a number of lanes; None and "auto" give 0. Raises InvalidArgument, TypeError."""
     if value is None or value == "auto":
         return 0
     if isinstance(value, str):
         number = int(value) if value.isascii() and value.isdecimal() and len(value) < 9 else 0
     else:
-        number = words.index(value, name)  # type: ignore[arg-type]  # it raises
+        number = words.index(value, name)  # type: ignore[arg-type]  # index checks it
     if not 1 <= number <= LANES_MAX:
         raise InvalidArgument(f"{name} must be 'auto' or 1 to {LANES_MAX}, not {value!r}")
     return number
 
 
 def rates_text(value: object, name: str) -> str | None:
-    """Rates as the native library reads them: "100mbit,eu-1=20mbit"; None for None: no limit.
+    """Writes rates for the native library, as "100mbit,eu-1=20mbit"; None is no limit.
 
-    `value` may be a text, bytes per second, or a dict of them by the names of peers, in which None
-    stands for all peers together. Raises InvalidArgument, TypeError.
+    `value`: a text, bytes per second, or a dict of these by the labels of peers, in which the key
+    None stands for all peers together. Raises InvalidArgument, TypeError.
     """
     if value is None or (isinstance(value, Mapping) and not value):
         return None
@@ -51,7 +51,7 @@ def _items(value: object, name: str) -> Iterator[str]:
         return
     for peer, rate in value.items():
         said = _rate(rate, name)
-        # A comma would begin the rate of another.
+        # A comma would begin the rate of another peer.
         if "," in said:
             raise InvalidArgument(f"{name} has {said!r}, but each rate of a dict must be one")
         if peer is None:

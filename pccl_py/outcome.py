@@ -1,7 +1,7 @@
-"""Answers of operations and safe points: frozen values, and names for people in them.
+"""Results of operations and safe points: frozen values, and names of peers for people.
 
-They are filled from what the native library reports: in work.py, shared_state.py and
-communicator.py. The promises of an outcome are in docs/internals/PROMISE.md (P1, P4).
+work.py, shared_state.py and communicator.py make these values from reports of the native library.
+docs/internals/PROMISE.md has the promises of an outcome (P1, P4).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Roster:
     labels: tuple[str, ...]
 
     def label(self, peer: PeerId) -> str:
-        """The label of a member; the beginning of the id of any other peer."""
+        """The label of `peer` if it is a member, else the beginning of its id."""
         return self.labels[self.members.index(peer)] if peer in self.members else peer.short
 
     def named(self, peer: PeerId) -> str:
@@ -36,7 +36,7 @@ class Roster:
 
 
 NOBODY = Roster(0, (), ())
-# How many epochs of a group keep the names of their members, for outcomes that are read late.
+# How many epochs of a group keep the members' names, for outcomes that are read late.
 ROSTERS_KEPT = 16
 
 
@@ -52,7 +52,7 @@ class Rosters:
         self._by_epoch: dict[int, Roster] = {}
 
     def learn(self) -> None:
-        """Keeps the members of the epoch in force; the oldest one gives way."""
+        """Keeps the members of the epoch in force; beyond ROSTERS_KEPT epochs drops the oldest."""
         roster = self._now()
         if roster is None:
             return
@@ -64,7 +64,8 @@ class Rosters:
     def of(self, epoch: int) -> Roster:
         """The members of an epoch; NOBODY if they are not known.
 
-        They are known even while another thread is still in the `admit` that enters the epoch.
+        The members are known even while another thread is still in the `admit` that enters the
+        epoch.
         """
         if epoch not in self._by_epoch:
             self.learn()
@@ -75,7 +76,8 @@ class Rosters:
 class Origin:
     """The call and the group that an operation and its errors belong to.
 
-    `of_all`: all members of the group take part, and get the same answer; else two members do.
+    `of_all`: all members of the group take part and get the same answer; false for a message
+    between two members.
     """
 
     operation: str
@@ -84,7 +86,7 @@ class Origin:
     of_all: bool
 
     def mark(self, error: BaseException) -> None:
-        """Tells an error where it comes from."""
+        """Gives a PcclError this origin, from which `operation` and `group` follow."""
         if isinstance(error, PcclError):
             error._origin = self
 
@@ -116,12 +118,12 @@ def _ranks(epoch: int, roster: Roster, peers: Iterable[PeerId]) -> tuple[int, ..
 
 
 PlanTaken = Literal["ring", "direct", "message"]
-# By the numbers of pccl_plan_t.
+# The names of plans that data can take, by their numbers in pccl_plan_t.
 PLANS_TAKEN: dict[int, PlanTaken] = {1: "ring", 2: "direct", 3: "message"}
 
 
 def figure(ns: int) -> float | None:
-    """Seconds; None for 0, which stands for a figure that is not known."""
+    """Converts nanoseconds to seconds; 0 stands for an unknown figure and gives None."""
     return ns / 1e9 if ns else None
 
 
@@ -141,11 +143,11 @@ class Outcome:
     shards share a range, so find a rank's shard by its place (`begin`, `end`) and not by the number
     of its range. `bytes_sent` and `bytes_received` are payload of this peer; `duration` is seconds
     from the call to the commit. `roster` has the members of the epoch, from which `ranks`, `labels`
-    and str() take the names of contributors: as they were in that epoch.
-    `plan` is the way that the data took: "ring", "direct" or "message". `predicted` is how many
-    seconds the operation was expected to take when its last attempt began, by the rates that
-    members had found on their links. `bound` is the least seconds that any plan needs at these
-    rates. Both are None where a rate was not known (docs/guides/PERFORMANCE.md).
+    and str() take the names of contributors, as they were in that epoch. `plan` is the way that the
+    data took: "ring", "direct" or "message". `predicted` is how many seconds the operation was
+    expected to take when its last attempt began, by the rates that members had found on their
+    links. `bound` is the least seconds that any plan needs at these rates. `predicted` and `bound`
+    are None if a rate was not known (docs/guides/PERFORMANCE.md).
     """
 
     epoch: int
@@ -242,11 +244,12 @@ class SyncOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision of a safe point; the same on every member but for `rank` and `not_entered`.
+    """The decision of a safe point, the same on every member except for `rank` and `not_entered`.
 
-    `changed` says whether this call entered a new epoch. Only then the other tuples are filled:
-    `joined` and `left`; the labels of both, in the same order; and `not_entered`, the members that
-    had not entered the epoch then as far as this peer knew (now: `Group.not_entered`).
+    `changed` says whether the call entered a new epoch; if not, all tuples are empty. `joined` and
+    `left` are the peers that joined and left, `joined_labels` and `left_labels` their labels in the
+    same order. `not_entered` are the members that, as far as this peer knew, had not entered the
+    new epoch yet (`Group.not_entered` says which have not by now).
     """
 
     epoch: int

@@ -1,6 +1,7 @@
-"""Where this installation has what a C compiler needs: pccl.h, and the library beside this package.
+"""Finds the header pccl.h and the library libpccl of this installation, for a C compiler.
 
-`pccl flags` prints them as a compiler takes them. How to embed PCCL in a program: docs/guides/C.md.
+`pccl flags` prints the folders of both as compiler flags. docs/guides/C.md says how to embed PCCL
+in a program.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def include_dir() -> str:
-    """The folder of pccl.h, for -I. Raises SystemRefused where the package has none."""
+    """The folder of pccl.h, for the flag -I. Raises SystemRefused if pccl.h is not there."""
     return _holding(PACKAGE / "include", "pccl.h")
 
 
 def library_dir() -> str:
-    """The folder of libpccl, for -L and for the path in which a program looks for it (rpath)."""
+    """The folder of libpccl, for the flags -L and -rpath. Raises SystemRefused if it has no
+    libpccl.
+    """
     return _holding(PACKAGE, "libpccl.*")
 
 

@@ -1,7 +1,7 @@
 """Rows: how the rows of an array, along axis 0, are shared among ranks, in rank order.
 
-It knows shapes and counts, and no arrays; to collectives.py each element is a row. Errors are
-InvalidArgument, or TypeError for a count that is no integer.
+This file knows shapes and counts, and no arrays; collectives.py counts each element as a row.
+Errors are InvalidArgument, or TypeError for a count that is no integer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Counts: TypeAlias = Sequence[int] | None
 
 
 class World(Protocol):
-    """A group, of which sizes alone matter here."""
+    """The part of a group that Rows needs: its rank and world size."""
 
     @property
     def rank(self) -> int: ...
@@ -30,18 +30,18 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that this rank has of the whole."""
+    """Rows [first, first + own) of `whole`, which are this rank's; each row has shape `tail`."""
 
     first: int
     own: int
     whole: int
     tail: Shape
-    # Each rank's number of elements; None where all have as many.
+    # Number of elements of each rank; None if all ranks have equally many.
     elements: list[int] | None
 
     @property
     def end(self) -> int:
-        """The row behind the last one of this rank."""
+        """The number of the row behind this rank's last row."""
         return self.first + self.own
 
     @classmethod
@@ -54,7 +54,7 @@ class Rows:
         takes_counts: bool = True,
         name: str = "counts",
     ) -> Rows:
-        """The rows of this rank in an array that has those of all."""
+        """This rank's rows of an array of `shape`, which has the rows of all ranks."""
         if not shape:
             raise InvalidArgument("x has no rows to share: its shape is ()")
         world, (whole, *tail) = comm.world_size, shape
@@ -76,7 +76,7 @@ class Rows:
     def of_part(
         cls, comm: World, shape: Shape, counts: Counts, name: str = "x", unit: str = "row"
     ) -> Rows:
-        """The rows of an array that has those of this rank; the caller calls it `name`."""
+        """This rank's rows, where an array of `shape` has only these; errors name it by `name`."""
         if not shape:
             raise InvalidArgument(f"{name} has no rows: its shape is ()")
         own, *tail = shape
@@ -93,7 +93,7 @@ class Rows:
     def of_counts(
         cls, comm: World, tail: Sequence[int], counts: Sequence[int], name: str = "counts"
     ) -> Rows:
-        """The rows of this rank where `counts` has those of each."""
+        """This rank's rows, where `counts` has the number of rows of each rank."""
         rank, world = comm.rank, comm.world_size
         if len(counts) != world:
             raise InvalidArgument(

@@ -1,8 +1,8 @@
-"""SharedState: named arrays that all members of a group want equal, and `sync`, which sees to it.
+"""SharedState: named arrays of a group, and `sync`, which makes them equal on all members.
 
-The native library decides who wins when they differ, what moves and what a loss does; a
-SharedState holds the arrays. The rules are in docs/internals/ALGORITHMS.md, what is promised in
-docs/internals/PROMISE.md.
+The native library decides which content is elected, what moves and what a loss does; a SharedState
+holds the arrays. docs/internals/ALGORITHMS.md has the rules, docs/internals/PROMISE.md the
+promises.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from pccl_py.words import (
 
 
 class SharedState(Closing):
-    """Made by `Group.shared_state`. Any thread may call any method; one sync at a time.
+    """Named arrays of a group that `sync` makes equal on all members; see `Group.shared_state`.
 
-    `close`, or leaving the `with` block, lets go of the arrays; so does closing the group, after
-    which the state is of no use.
+    Any thread may call any method, but one sync at a time. `close`, or leaving the `with` block,
+    releases the arrays. Closing the group releases the arrays, too, and the state cannot be used
+    any more.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class SharedState(Closing):
     def revision(self) -> int:
         """One more than the revision that the last committed sync elected.
 
-        Before the first one: that given at creation. So it counts syncs, unless some name a
-        revision.
+        Before the first sync the revision is the one given at creation. The revision counts syncs,
+        unless a sync is given a `revision`.
         """
         return self._native.revision()
 
@@ -96,21 +97,22 @@ class SharedState(Closing):
         revision: int | None = None,
         deadline: float | None = None,
     ) -> SyncOutcome:
-        """Makes the arrays equal on all members, which must call it equally often. Blocks.
+        """Makes the arrays equal on all members, which must call `sync` equally often. Blocks.
 
-        If they differ, one content is elected and the others get it: see `Strategy`. Only differing
-        leaves move, from all members that hold them. On any error the arrays and the revision are
-        as they were. The call runs without the GIL; other threads must not write or read the arrays
-        until it returns. `revision`: that of this peer's content in this call (default:
-        `self.revision`).
+        If the arrays differ, one content is elected, and members with another content fetch it: see
+        `Strategy`. Only leaves that differ move, from all members that hold the elected ones. On
+        any error the arrays and the revision stay unchanged. The call runs without the GIL; other
+        threads must not write or read the arrays until it returns. `revision`: the revision of this
+        peer's content in this call (default: `self.revision`).
 
-        Raises Mismatch if names, shapes or dtypes differ (the message lists how; it has bool,
-        floats of eight bits and complex dtypes behind the name), if two peers insist on different
-        contents, or if a rule of the state is broken (if one of them is new in the group, or by the
-        rule "refuse", it raises there alone, and that peer is out of the group); StateUnavailable
-        if no member holds content that may be taken; InDoubt if the coordinator was lost at the
-        last moment (call it again: it makes this peer equal to the others); and the errors of
-        `Group.all_reduce`. `deadline` is in seconds from now (default: the communicator's).
+        Raises Mismatch if names, shapes or dtypes differ (the message lists the differences; it has
+        bool, floats of eight bits and complex dtypes behind the name), if two peers insist on
+        different contents, or if a rule of the state is broken. If a peer that differs is new in
+        the group, or by the rule "refuse", only that peer gets Mismatch, and it is out of the
+        group. Raises StateUnavailable if no member holds content that may be elected; InDoubt if
+        the coordinator was lost before this peer knew its decision (call `sync` again, which makes
+        this peer equal to the other members); and the errors of `Group.all_reduce`. `deadline` is
+        in seconds from now (default: the communicator's).
         """
         asked = (
             parse_strategy(strategy),
@@ -135,10 +137,10 @@ class SharedState(Closing):
         )
 
     def close(self) -> None:
-        """Lets go of the arrays, which stay as they are. Idempotent.
+        """Releases the arrays, which keep their content. Idempotent.
 
-        A sync on another thread is withdrawn, which leaves the group as `Work.cancel` does; it ends
-        with Cancelled or InDoubt.
+        A sync on another thread is withdrawn, which takes this peer out of the group as
+        `Work.cancel` does; the sync ends with Cancelled or InDoubt.
         """
         self._native.close()
 
@@ -147,7 +149,7 @@ class SharedState(Closing):
 
 
 def _name_of(key: str, buffer: buffers.Buffer) -> str:
-    """The name that members compare: with the kind, which the native library does not know."""
+    """The name that members compare: that of the tensor, and a kind that is no native dtype."""
     name = text(key, "the name of a tensor")
     return f"{name} ({buffer.kind})" if buffer.has_own_kind else name
 

@@ -1,7 +1,7 @@
 """The words of the interface as Python values: element types, operations, recovery modes, peer ids.
 
-The numbers are those of include/pccl.h (tests/abi compares them). Also the two conversions every
-caller needs: seconds to nanoseconds, and small unsigned integers with a range check.
+The numbers of the words are those of include/pccl.h (tests/abi compares them). This file also
+converts seconds to nanoseconds, and checks the range of unsigned integers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Literal, Self, SupportsIndex, TypeAlias, TypeVar
 from pccl_py.errors import InvalidArgument
 
 SECONDS_MAX = 10.0 * 365 * 86_400
-# As engine/abi/sentence.zig says it.
+# Errors of the native library about arrays, as engine/abi/sentence.zig has them.
 DIFFER_IN_FORM = (
     "The arrays of these two differ in name, in structure or in the kind of their elements"
 )
 DIFFER_IN_SHAPE = "The arrays of these two differ in shape"
-# The golden ratio times 2**32: as a factor it takes numbers that are close far apart.
+# A factor of hashes, 2**32 over the golden ratio: products of close numbers lie far apart.
 _HASH_FACTOR, _HASH_MASK = 2_654_435_769, (1 << 32) - 1
 _SEVERAL_LENGTHS = 1 << 31
 
 
 class DType(IntEnum):
-    """Type of one element. Functions also take its name: "f32", "bf16", "u8", or "float32" ..."""
+    """Type of one element. Functions also take a dtype's name: "f32", "bf16", or "float32" ..."""
 
     F32 = 0
     F64 = 1
@@ -50,7 +50,7 @@ class DType(IntEnum):
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a float, as F32, F64, F16 and BF16 are."""
+        """Whether the dtype is a float: F32, F64, F16 or BF16."""
         return self <= DType.BF16
 
 
@@ -86,11 +86,11 @@ _LONG_NAMES = {
 
 
 class ReduceOp(IntEnum):
-    """How contributions are combined. Functions also take the lower-case name.
+    """How contributions are combined. Functions also take the lower-case name of an op.
 
     BAND, BOR and BXOR combine the bits of integers, and of bool, whose bytes must be 0 and 1;
-    floats do not have them. There is no scaled sum (PREMUL_SUM): scale the array before the call,
-    or use AVG.
+    floats do not have these ops. There is no scaled sum (PREMUL_SUM): scale the array before the
+    call, or use AVG.
     """
 
     SUM = 0
@@ -109,19 +109,19 @@ class ReduceOp(IntEnum):
 
 
 class Recovery(IntEnum):
-    """The effect of a peer's death on an operation. Functions also take the lower-case name.
+    """The effect of a peer's death on an operation. Functions also take its lower-case name.
 
     DEFAULT: COMPLETE for collectives on shards (reduce_scatter, all_gather, scatter, gather,
     all_to_all); else RESUME for the op avg and RESTART for other ops. RESUME: finished chunks are
     kept, so contributors may differ per range. RESTART: the whole result has one set of
     contributors; in gathered or exchanged data each shard is whole or is zeros. RAISE: every
     survivor gets `Aborted`, unless all members had voted when the loss was noticed. COMPLETE: every
-    member of the epoch contributes, or all members get `Aborted`. This holds also for a member that
-    was lost or had left before the call: calls fail until an `admit` begins an epoch without that
-    member (`Admission.changed`).
+    member of the epoch contributes, or all members get `Aborted`. This includes members that were
+    lost or had left before the call: calls fail until an `admit` begins an epoch without these
+    members (`Admission.changed`).
 
-    With any other recovery, a call after a loss raises nothing: it runs among the `info().alive`
-    members that are left in the epoch.
+    With any other recovery, a call after a loss raises nothing: the operation runs among the
+    `info().alive` members that are left in the epoch.
     """
 
     DEFAULT = 0
@@ -132,13 +132,14 @@ class Recovery(IntEnum):
 
 
 class Strategy(IntEnum):
-    """A peer's wish for its content in a sync. Functions also take the lower-case name.
+    """A peer's wish for its content in a sync. Functions also take a wish's lower-case name.
 
     POPULAR: the members elect a content. Content of members that have committed a sync of a state
     of this name comes first, then content of other members of the epoch before, then content of
-    newcomers; among these the highest revision, then the content of most members, then the content
-    of the smallest peer id. A founder of a sub-group ranks as it does in the parent. SEND_ONLY: all
-    members get the content of this peer. RECEIVE_ONLY: the content of this peer is never elected.
+    newcomers; within each of these three, content of the highest revision, then the content of most
+    members, then the content of the smallest peer id. A founder of a sub-group ranks as it does in
+    the parent group. SEND_ONLY: all members get the content of this peer. RECEIVE_ONLY: the content
+    of this peer is never elected.
     """
 
     POPULAR = 0
@@ -147,19 +148,18 @@ class Strategy(IntEnum):
 
 
 class StateRule(IntEnum):
-    """A rule that all syncs of a shared state keep. Functions also take the lower-case names.
+    """A rule that all syncs of a shared state keep. Functions also take a rule's lower-case name.
 
-    The judges are the members of the epoch before, or all members if none of the former is left.
+    The judges are the members of the epoch before, or all members if none of those is left.
     SUCCESSIVE: only content of the expected revision is elected: the last revision that a judge has
     committed with a state of this name, plus one; any revision before the first commit. A member
-    with another revision receives the content.
-    REFUSE: a member that does not fit is refused, and the other members go on. A member does not
-    fit if its names, shapes or dtypes differ from those that most judges have, or, with SUCCESSIVE,
-    if it would send content of a higher revision than expected. If no structure is that of most
-    judges, all members get `Mismatch`.
-    ONE_SENDER: if a member passes "send_only", all other members must pass "receive_only".
-    HIGHEST_REVISION: content of the highest revision is elected, even if it is a newcomer's.
-    Without this rule a newcomer's content never replaces that of members.
+    with another revision receives the content. REFUSE: a member that does not fit is refused, and
+    the other members go on. A member does not fit if its names, shapes or dtypes differ from those
+    that most judges have, or, with SUCCESSIVE, if it would send content of a higher revision than
+    expected. If no structure is that of most judges, all members get `Mismatch`. ONE_SENDER: if a
+    member passes "send_only", all other members must pass "receive_only". HIGHEST_REVISION: content
+    of the highest revision is elected, even if only a newcomer has it. Without this rule a
+    newcomer's content never replaces that of members.
     """
 
     SUCCESSIVE = 2
@@ -169,7 +169,7 @@ class StateRule(IntEnum):
 
 
 class Plan(IntEnum):
-    """How the data of an operation moves. Functions also take the lower-case name.
+    """How the data of an operation moves. Functions also take the lower-case name of a plan.
 
     AUTO: DIRECT with a codec, and for scatter, gather and all_to_all; else RING. RING: each member
     sends to the next. DIRECT: all members send each part to its owner, which sends the result to
@@ -182,13 +182,13 @@ class Plan(IntEnum):
 
 
 class Congestion(IntEnum):
-    """Which congestion control the lanes of a peer have. Functions also take the lower-case name.
+    """Congestion control of a peer's lanes. Functions also take the lower-case name of a control.
 
     AUTO: the system's congestion control, and bbr for links that lose packets although no queue on
-    the way is full, if this process may use bbr. Lanes between peers of one machine have reno; so
-    have lanes of a system with cubic, until a lane loses a packet or its link is full. SYSTEM:
-    always the system's. BBR, CUBIC: bbr or cubic, if this process may use it; else a warning says
-    what to do.
+    the way is full, if this process may use bbr. With AUTO, lanes between peers of one machine have
+    reno; so have lanes of a system with cubic, until a lane loses a packet or its link is full.
+    SYSTEM: always the system's congestion control. BBR, CUBIC: always bbr or cubic; if this process
+    may not use it, a warning says what to do.
     """
 
     AUTO = 0
@@ -198,10 +198,10 @@ class Congestion(IntEnum):
 
 
 class Probe(IntEnum):
-    """Whether links of unknown rate are probed. Functions also take the lower-case name.
+    """Whether links of unknown rate are probed. Functions also take "auto" and "off".
 
-    AUTO: links over 2 ms are probed while no operation uses them, each for at most a second and
-    16 MiB. OFF: never.
+    AUTO: links with a round trip over 2 ms are probed while no operation uses them, each for at
+    most a second and 16 MiB. OFF: links are never probed.
     """
 
     AUTO = 0
@@ -212,7 +212,7 @@ OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
 StateRuleName: TypeAlias = Literal["successive", "refuse", "one_sender", "highest_revision"]
-# One rule, or several.
+# One rule of a shared state, or several rules.
 StateRules: TypeAlias = StateRule | StateRuleName | Iterable[StateRule | StateRuleName]
 PlanName: TypeAlias = Literal["auto", "ring", "direct"]
 CongestionName: TypeAlias = Literal["auto", "system", "bbr", "cubic"]
@@ -220,7 +220,7 @@ ProbeName: TypeAlias = Literal["auto", "off"]
 
 
 class PeerId(bytes):
-    """The id of a peer: 16 bytes, written as 32 hexadecimal digits. Raises InvalidArgument."""
+    """The id of a peer: 16 bytes, or a text of 32 hexadecimal digits, else InvalidArgument."""
 
     __slots__ = ()
 
@@ -238,7 +238,7 @@ class PeerId(bytes):
 
     @property
     def short(self) -> str:
-        """The first 8 hexadecimal digits, for people."""
+        """The first 8 hexadecimal digits of the id, for people."""
         return self.hex()[:8]
 
     def __str__(self) -> str:
@@ -249,14 +249,14 @@ class PeerId(bytes):
 
 
 def parse_dtype(value: DType | str | int) -> DType:
-    """A DType from itself, its name or its number. Raises InvalidArgument."""
+    """Converts the name or number of a dtype to a DType. Raises InvalidArgument."""
     if isinstance(value, str) and value in _LONG_NAMES:
         return _LONG_NAMES[value]
     return parse(DType, value, "dtype")
 
 
 def parse_op(value: ReduceOp | str | int) -> ReduceOp:
-    """A ReduceOp from itself, its name or its number. Raises InvalidArgument."""
+    """Converts the name or number of an op to a ReduceOp. Raises InvalidArgument."""
     if isinstance(value, str) and value == "premul_sum":
         raise InvalidArgument(
             "there is no op 'premul_sum': multiply the array by the factor before a 'sum', or use "
@@ -268,17 +268,17 @@ def parse_op(value: ReduceOp | str | int) -> ReduceOp:
 
 
 def parse_recovery(value: Recovery | str | int | None) -> Recovery:
-    """A Recovery from itself, its name or its number; None is DEFAULT. Raises InvalidArgument."""
+    """Converts a name or a number to a Recovery; None gives DEFAULT. Raises InvalidArgument."""
     return Recovery.DEFAULT if value is None else parse(Recovery, value, "recovery")
 
 
 def parse_strategy(value: Strategy | str | int) -> Strategy:
-    """A Strategy from itself, its name or its number. Raises InvalidArgument."""
+    """Converts the name or number of a strategy to a Strategy. Raises InvalidArgument."""
     return parse(Strategy, value, "strategy")
 
 
 def parse_rules(value: object) -> int:
-    """The flags of pccl.h for rules of a shared state, each a StateRule or its name.
+    """Converts rules of a shared state, StateRules or their names, to flags of pccl.h.
 
     Raises InvalidArgument for an unknown rule, and TypeError if `value` is not a collection.
     """
@@ -292,17 +292,17 @@ def parse_rules(value: object) -> int:
 
 
 def parse_plan(value: Plan | str | int) -> Plan:
-    """A Plan from itself, its name or its number. Raises InvalidArgument."""
+    """Converts the name or number of a plan to a Plan. Raises InvalidArgument."""
     return parse(Plan, value, "plan")
 
 
 def parse_congestion(value: object, name: str = "congestion") -> Congestion:
-    """A Congestion from itself, its name or its number; None is AUTO. Raises InvalidArgument."""
+    """Converts a name or a number to a Congestion; None gives AUTO. Raises InvalidArgument."""
     return Congestion.AUTO if value is None else parse(Congestion, value, name)
 
 
 def parse_probe(value: object, name: str = "probe") -> Probe:
-    """A Probe from itself, its name or its number; None is AUTO. Raises InvalidArgument."""
+    """Converts a name or a number to a Probe; None gives AUTO. Raises InvalidArgument."""
     return Probe.AUTO if value is None else parse(Probe, value, name)
 
 
@@ -310,7 +310,7 @@ WordType = TypeVar("WordType", bound=IntEnum)
 
 
 def parse(words: type[WordType], value: object, name: str) -> WordType:
-    """A word of an enumeration from itself, its lower-case name or its number."""
+    """Converts a lower-case name or a number to a member of `words`. Raises InvalidArgument."""
     if isinstance(value, words):
         return value
     if isinstance(value, str):
@@ -331,10 +331,10 @@ def _by_name(words: type[WordType]) -> dict[str, WordType]:
 
 
 def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> int:
-    """Seconds as nanoseconds; None is 0, which the native library reads as its default.
+    """Converts seconds to nanoseconds; None gives 0, for which the native library has a default.
 
-    Zero seconds, with `may_be_zero`, become one nanosecond. Raises InvalidArgument unless
-    `seconds` is positive and finite, TypeError if it is not a number.
+    Zero seconds, with `may_be_zero`, become one nanosecond. Raises InvalidArgument unless `seconds`
+    is positive and finite, TypeError if it is not a number.
     """
     if seconds is None:
         return 0
@@ -346,9 +346,9 @@ def nanoseconds(seconds: float | None, name: str, may_be_zero: bool = False) -> 
 
 
 def wait_nanoseconds(timeout: float | None, forever_ns: int) -> int:
-    """The nanoseconds of a timeout: None is `forever_ns`, and 0 or less is 0.
+    """Converts a timeout to nanoseconds: None gives `forever_ns`, and 0 or less gives 0.
 
-    Raises InvalidArgument if it is NaN, TypeError if it is not a number.
+    Raises InvalidArgument if `timeout` is NaN, TypeError if it is not a number.
     """
     if timeout is None:
         return forever_ns
@@ -359,7 +359,7 @@ def wait_nanoseconds(timeout: float | None, forever_ns: int) -> int:
 
 
 def _number(value: float, name: str) -> float:
-    if isinstance(value, (str, bytes, bytearray)):  # float() would read them
+    if isinstance(value, (str, bytes, bytearray)):  # float() would accept digits
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
     try:
         return float(value)
@@ -376,7 +376,7 @@ def index(value: SupportsIndex, name: str) -> int:
 
 
 def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
-    """An integer in [0, 2**bits). Raises InvalidArgument, or TypeError if it is not an integer."""
+    """Checks an integer in [0, 2**bits). Raises InvalidArgument, or TypeError for a non-integer."""
     number = index(value, name)
     if not 0 <= number < 1 << bits:
         raise InvalidArgument(f"{name} must be between 0 and 2**{bits} - 1, not {number}")
@@ -384,7 +384,7 @@ def unsigned(value: SupportsIndex, name: str, bits: int) -> int:
 
 
 def at_least_one(value: SupportsIndex | None, name: str, bits: int = 32) -> int:
-    """An integer in [1, 2**bits), or 0 for None: the library's default. Raises as `unsigned`."""
+    """Checks an integer in [1, 2**bits); None gives 0, for a default. Raises as `unsigned`."""
     if value is None:
         return 0
     if index(value, name) < 1:
@@ -393,10 +393,10 @@ def at_least_one(value: SupportsIndex | None, name: str, bits: int = 32) -> int:
 
 
 def text(value: str, name: str) -> str:
-    """A string that C can take. Raises InvalidArgument if it holds a NUL or is not UTF-8.
+    """Checks a string for C. Raises InvalidArgument if `value` holds a NUL or is not UTF-8.
 
-    A str that is not UTF-8 holds lone surrogates: it was made from bytes that were not UTF-8.
-    Raises TypeError if `value` is not a str.
+    A str is not UTF-8 if it holds lone surrogates, because it was made from other bytes. Raises
+    TypeError if `value` is not a str.
     """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
@@ -410,18 +410,18 @@ def text(value: str, name: str) -> str:
 
 
 def form_of(text: str) -> int:
-    """A hash for `form` of pccl.h: what the arrays of a call are, the same on every peer."""
+    """Hashes a text that describes a call's arrays, equal on every peer, for `form` of pccl.h."""
     told = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") or 1
 
 
 @functools.lru_cache(maxsize=1024)
 def form_of_shapes(shapes: tuple[tuple[int, ...], ...]) -> int:
-    """The part of `form` of pccl.h for the shapes of arrays: combine it by exclusive or.
+    """Hashes the shapes of arrays for `form` of pccl.h; combine the hash by exclusive or.
 
-    It is 0 for arrays of one dimension or none. It leaves out the first length of each shape, which
-    follows from the count of elements, and which may differ where ranks have rows. If one other
-    length is left, the form has that length itself (pccl.h).
+    The hash is 0 for arrays of one dimension or none. It leaves out the first length of each shape,
+    which follows from the count of elements and may differ between ranks that have rows. If only
+    one length is left, the hash has that length itself (pccl.h).
     """
     upper = 0
     for shape in shapes:
@@ -435,13 +435,13 @@ def form_of_shapes(shapes: tuple[tuple[int, ...], ...]) -> int:
 
 
 def told_shapes(sentence: str, shapes: Iterable[Sequence[int]]) -> str:
-    """The library's sentence that arrays differ in shape, with the shapes of this peer added."""
+    """Adds the shapes of this peer to the library's error that arrays differ in shape."""
     here = first_of([str(tuple(shape)) for shape in shapes])
     return sentence.replace(DIFFER_IN_SHAPE, f"{DIFFER_IN_SHAPE} (here {here})")
 
 
 def not_added_up(dtype: str) -> TypeError:
-    """The error of a reduction for a dtype that only moves, with the frontend's name for it."""
+    """The error of a reduction for `dtype`, the frontend's name of a dtype that only moves."""
     ops = "; bool has op 'band' (and), 'bor' (or) and 'bxor' (exclusive or)"
     return TypeError(
         f"dtype {dtype} is not added up, and goes where nothing is: convert it first"
@@ -450,16 +450,16 @@ def not_added_up(dtype: str) -> TypeError:
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """A number and a noun: "1 rank", "3 ranks"; `several` is a plural that is not made by an s."""
+    """A number and a noun: "1 rank", "3 ranks"; `several` is an irregular plural."""
     return f"{number} {what if number == 1 else several or what + 's'}"
 
 
 def shown(value: object) -> str:
-    """Text of a coordinator or a peer, made safe for a terminal.
+    """Makes a text of a coordinator or a peer safe for a terminal.
 
-    It escapes control characters, line ends and characters that change the direction of writing,
-    as engine/base/text.zig does. A table of rich needs a `Text` of it, as rich reads a str as
-    markup.
+    Control characters, line ends and characters that change the direction of writing are escaped,
+    as by engine/base/text.zig. A table of rich needs a `Text` of the result, because rich reads a
+    str as markup.
     """
     return "".join(
         letter if letter.isprintable() else _escaped(ord(letter)) for letter in str(value)

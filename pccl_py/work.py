@@ -1,8 +1,8 @@
-"""Work: one operation in flight, to be waited for, awaited, withdrawn, or settled when in doubt.
+"""Work: one operation in flight, which a program waits for, awaits, cancels or resolves.
 
-The operation itself runs in the native library; a Work holds its buffers until it is settled. A
-Call begins it (call.py). docs/internals/PROMISE.md says what a failed operation
-leaves behind. Completions reach asyncio through _watcher.py, without a thread per operation.
+The operation runs in the native library; a Work holds the operation's buffers until it is settled.
+A Call begins the operation (call.py). docs/internals/PROMISE.md says what a failed operation leaves
+behind. Completions reach asyncio through _watcher.py, without a thread per operation.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Work(Generic[ResultType]):
         self._native = _pccl.Work()
         self._origin = origin
         self._finish = finish
-        # Puts a sentence of the library into the words of a frontend.
+        # Puts an error of the library into the words of a frontend; None for no frontend.
         self._reword = reword
         self._outcome: Outcome | None = None
         self._pipe: int | None = None
         self._result: object = _NOTHING
         self._lock = threading.Lock()
-        # One thread makes the result. Code of the program runs meanwhile, and may use the Work.
+        # Held by the thread that makes the result; code of the program may use this Work meanwhile.
         self._result_lock = threading.RLock()
         self._finishing = False
         self._waiters: list[Callable[[], object]] = []
@@ -89,23 +89,24 @@ class Work(Generic[ResultType]):
     def wait(self, timeout: float | None = None) -> ResultType:
         """Waits until the operation is done, and returns its result.
 
-        After `timeout` seconds it raises TimeoutError, and the operation continues; use `cancel` to
-        give it up. Raises the error of the operation, as often as it is called.
+        After `timeout` seconds `wait` raises TimeoutError, and the operation continues; use
+        `cancel` to give the operation up. If the operation failed, each call of `wait` raises its
+        error.
         """
         if self._result is _NOTHING:
             self._wait(timeout)
         return self._read_result()
 
     def done(self) -> bool:
-        """True if `wait` would not block. Also true for an operation that failed."""
+        """True if `wait` would not block, also for an operation that failed."""
         return self._result is not _NOTHING or self._native.poll()
 
     def fileno(self) -> int:
         """A descriptor for select, selectors and event loops that take one; asyncio has `await`.
 
         The descriptor is readable once `wait` would not block, and from then on; do not read from
-        it. It is closed with the Work: take it out of a selector first. Each Work has a descriptor
-        of its own. Raises SystemRefused if there are too many open files.
+        it. Each Work has a descriptor of its own, which is closed with the Work: take the
+        descriptor out of a selector first. Raises SystemRefused if there are too many open files.
         """
         native = self._native.fileno()
         return self._readable() if native < 0 else native
@@ -128,9 +129,9 @@ class Work(Generic[ResultType]):
         The callback is called once: at once by this function if the operation is done already, else
         on a thread of the library, in the order in which the callbacks of a Work were added. A
         callback may wait for other works, or take long: it delays only later callbacks of its own
-        Work. The Work is kept until then, also if the program drops it. An exception of a callback
-        goes to `threading.excepthook`, or to the caller of this function. Callbacks that are left
-        at the end of the process are not called.
+        Work. The Work is kept until its callbacks are called, also if the program drops the Work.
+        An exception of a callback goes to `threading.excepthook`, or to the caller of this
+        function. Callbacks that are left at the end of the process are not called.
         """
         if self.done():
             callback(self)
@@ -142,15 +143,15 @@ class Work(Generic[ResultType]):
             _watcher.watcher.notify(self._native, self, keep=True)
 
     def cancel(self) -> None:
-        """Withdraws the operation, and this peer from the group; does nothing after the operation.
+        """Withdraws the operation, and this peer from the group; does nothing once `done` is true.
 
-        The other members go on, with this operation too, as if this peer had died. Here the
+        The other members go on, with this operation too, as if this peer had died. On this peer the
         operation ends with `Cancelled`, the input keeps its content, and later calls in the group
-        raise `Expelled`: connect again to go on. After this peer's vote the other members do not
-        need it for this operation any more: the operation ends with `InDoubt`, and this peer stays
-        a member. A message concerns two peers only: it is withdrawn without leaving the group, and
-        ends with `Aborted` on the other side. Returns at once; `wait` tells how the operation
-        ended.
+        raise `Expelled`: connect again to go on. After this peer's vote the other members can
+        finish the operation without this peer: the operation ends with `InDoubt` here, and this
+        peer stays a member. A message concerns two peers only: `cancel` withdraws the message, not
+        this peer, and the message ends with `Aborted` on the other side. `cancel` returns at once;
+        `wait` tells how the operation ended.
         """
         self._native.cancel()
 
@@ -189,7 +190,7 @@ class Work(Generic[ResultType]):
 
     @property
     def outcome(self) -> Outcome:
-        """The outcome of an operation that is done. Raises InvalidUsage before that, or its error.
+        """The outcome of a finished operation. Raises InvalidUsage before that, or its error.
 
         Never blocks.
         """
@@ -201,12 +202,12 @@ class Work(Generic[ResultType]):
     def __await__(self) -> Generator[asyncio.Future[None], None, ResultType]:
         """For asyncio: waits without blocking the event loop, then answers like `wait`.
 
-        A Work may be passed to `asyncio.gather`, `wait_for` and `ensure_future`. It is not a
-        coroutine, so `create_task` does not take it. Cancelling a task that awaits a Work does not
-        withdraw the operation: `cancel` does.
+        A Work may be passed to `asyncio.gather`, `wait_for` and `ensure_future`. A Work is not a
+        coroutine, so `create_task` does not take a Work. Cancelling a task that awaits a Work does
+        not withdraw the operation: `cancel` does.
         """
         if not self.done():
-            import asyncio  # heavy, and only awaiting needs it
+            import asyncio  # slow to import: only awaiting needs asyncio
 
             yield from self._future(asyncio.get_running_loop()).__await__()
         return self.wait(0)
@@ -242,7 +243,7 @@ class Work(Generic[ResultType]):
         for call in callbacks:
             try:
                 call(self)
-            except Exception:  # noqa: BLE001  of the program
+            except Exception:  # noqa: BLE001  a callback is code of the program
                 _watcher.report()
 
     def _wait(self, timeout: float | None) -> None:
@@ -257,7 +258,7 @@ class Work(Generic[ResultType]):
 
     def _in_own_words(self, error: BaseException) -> None:
         if not isinstance(error, PcclError) or error._origin is self._origin:
-            return  # `wait` has done it
+            return  # `wait` has marked this error already
         self._origin.mark(error)
         if self._reword is not None:
             error.args = (self._reword(str(error)),)
@@ -278,12 +279,12 @@ class Work(Generic[ResultType]):
                     )
                 outcome, finish = self._read_outcome(), self._finish
                 self._finishing = True
-                # If `finish` raises, the next call of this method calls it again.
+                # If `finish` raises, the next call of this method calls `finish` again.
                 try:
                     self._result = outcome if finish is None else finish(outcome)
                 finally:
                     self._finishing = False
-                self._finish = None  # with the arrays that it holds
+                self._finish = None  # releases the arrays that `finish` holds
             return cast(ResultType, self._result)
 
 
@@ -297,7 +298,7 @@ class Dropped(Work[ResultType]):
     __slots__ = ()
 
     def __del__(self) -> None:
-        # __init__ may have been left by an exception.
+        # An exception may have ended __init__ before `_native` was there.
         native = getattr(self, "_native", None)
         if native is not None and native.in_flight():
             _watcher.watcher.keep(native)
@@ -311,7 +312,7 @@ def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None
     try:
         loop.call_soon_threadsafe(_settle, future)
     except RuntimeError:
-        if not loop.is_closed():  # else nobody is left to be told
+        if not loop.is_closed():  # a closed loop has no waiting tasks
             raise
 
 

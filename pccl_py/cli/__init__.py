@@ -1,6 +1,6 @@
-"""The `pccl` command: its entry point. The commands are in commands.py.
+"""The entry point of the `pccl` command. The commands are in commands.py.
 
-That file imports typer and rich, which takes longer than to show a version.
+`pccl --version` does not import commands.py, because typer and rich take long to import.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from pccl_py import measure, measure_collectives
 from pccl_py.measure_collectives import Result
 from pccl_py.words import counted, parse
 
-# Not that of a training run, whose members make other calls.
+# The group of the benchmark; members of a training run's group make other calls.
 GROUP = "pccl-bench"
 
 
 def kernels(sizes: list[int], match: str, *, rounds: int) -> None:
-    """Prints a table for each size."""
+    """Measures kernels with `match` in their name, and prints a table for each size."""
     names = [name for name in measure.kernel_names() if match in name]
     if not names:
         raise pccl_py.InvalidArgument(f"no kernel has {match!r} in its name")
@@ -41,7 +41,7 @@ def kernels(sizes: list[int], match: str, *, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of one collective, and how each is called."""
+    """The sizes of one collective, in bytes, and how each size is called."""
 
     collective: str
     sizes: Sequence[int]
@@ -52,7 +52,7 @@ class Plan:
 
 
 def collective(plan: Plan, comm: pccl_py.Group, *, as_json: bool) -> None:
-    """Measures with all other members; rank 0 prints. Raises PcclError for a wrong result."""
+    """Measures together with all members; rank 0 prints. Raises PcclError for a wrong result."""
     codec = parse(pccl_py.CodecKind, plan.codec, "codec")
     benchmark = measure_collectives.Benchmark(
         comm, plan.collective, dtype=plan.dtype, codec=codec, size_max=max(plan.sizes)
@@ -73,7 +73,7 @@ def collective(plan: Plan, comm: pccl_py.Group, *, as_json: bool) -> None:
 
 
 def heading(plan: Plan, world: int) -> str:
-    """The first lines: the task, and the columns of `row`, as NCCL's tests have them."""
+    """The first lines of output: the task, and titles for `row`, as NCCL's tests have them."""
     op = ", sum" if plan.collective in measure_collectives.REDUCING else ""
     peers = counted(world, "peer")
     last = "#wrong" if plan.codec == "none" else "lost"
@@ -91,7 +91,7 @@ def heading(plan: Plan, world: int) -> str:
 
 
 def row(result: Result) -> str:
-    """A size for people."""
+    """The result of a size as a line for people."""
     return _line(
         str(result.size),
         str(result.count),
@@ -104,7 +104,7 @@ def row(result: Result) -> str:
 
 
 def json_line(result: Result) -> str:
-    """The same as one JSON object."""
+    """The result of a size as one JSON object."""
     bandwidths = {
         "algorithm_bandwidth": result.algorithm_bandwidth,
         "bus_bandwidth": result.bus_bandwidth,
@@ -113,7 +113,7 @@ def json_line(result: Result) -> str:
 
 
 def gigabytes(rate: float) -> str:
-    """Bytes per second in GB/s; slow links need the digits."""
+    """Bytes per second in GB/s, below 1 GB/s with more digits, for slow links."""
     value = rate / 1e9
     return f"{value:.2f}" if value >= 1 else f"{value:.5f}"
 

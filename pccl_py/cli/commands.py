@@ -1,9 +1,8 @@
-"""The commands of `pccl`. Typer and rich are imported here, and in files that this one imports.
+"""The commands of `pccl`, and the options that several commands have, by typer.
 
-The entry point is __init__.py. This file holds the commands, and the options that several have;
-running processes is run.py, showing a status is status.py, looking for what is wrong is
-doctor.py, measuring is bench.py, reading and writing secrets is secret.py. Whatever a command does,
-a program can do through pccl_py.
+The entry point is __init__.py. run.py runs processes, status.py shows a status, doctor.py checks
+the network, bench.py measures, and secret.py reads and writes secrets. A program can do the same as
+the commands through pccl_py.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from pccl_py.words import parse_congestion, parse_probe
 
 
 def default(value: str) -> str:
-    """A default that the library fills in, for a help text: rich would take [...] for markup."""
+    """Describes a default of the library in a help text, so that rich does not read markup."""
     return rf"\[default: {value}]"
 
 
@@ -203,7 +202,7 @@ RunIdFile = Annotated[
         + default("random"),
     ),
 ]
-# Secrets as arguments are taken only to be refused with the reason.
+# A secret as an argument is accepted by the parser only to be refused with the reason.
 RunId = Annotated[str | None, typer.Option(hidden=True)]
 
 
@@ -222,7 +221,7 @@ EXIT_USAGE = 2
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose usage line has arguments by the names given here, and no hidden ones."""
+    """A command whose usage line shows arguments by their metavars, and no hidden arguments."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one for one in self.params if isinstance(one, typer.core.TyperArgument)]
@@ -231,7 +230,7 @@ class Command(typer.core.TyperCommand):
 
 
 class RunCommand(Command):
-    """`pccl run`: an error about the number of processes, or the command, has an example."""
+    """`pccl run`: errors about the number of processes, or the command, give an example."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -244,7 +243,7 @@ class RunCommand(Command):
 
 
 class OnFailure(str, Enum):
-    """The answer of `pccl run` to a process that fails."""
+    """The choice of what `pccl run` does when a process fails."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -333,9 +332,9 @@ def token(
     run_id_file: RunIdFile = None,
     run_id: RunId = None,
 ) -> None:
-    """Make the token of a coordinator at ADDRESS; without one, show what the token of a run says.
+    """Make the token of a coordinator at ADDRESS; without ADDRESS, show the content of a token.
 
-    That token comes from PCCL_TOKEN or --token-file, and never from an argument.
+    The token to show comes from PCCL_TOKEN or --token-file, and never from an argument.
     """
     if run_id is not None:
         secret.refuse_run_id_argument()
@@ -356,7 +355,7 @@ def token(
 @app.command(
     name="run",
     cls=RunCommand,
-    context_settings={"allow_interspersed_args": False},  # the rest belongs to COMMAND
+    context_settings={"allow_interspersed_args": False},  # options behind COMMAND are its own
 )
 def run_command(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to run.")],
@@ -574,7 +573,7 @@ bench loopback` measures whole collectives.
 
 
 def _add_bench(collective: str) -> None:
-    """The command `pccl bench COLLECTIVE`."""
+    """Adds the command `pccl bench COLLECTIVE`."""
 
     @bench_app.command(
         name=collective,
@@ -628,12 +627,12 @@ def _on_stop_signals(handle: Callable[[int], Any], *further: signal.Signals) -> 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
     for one in further:
-        if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(one) is not signal.SIG_IGN:  # ignored by nohup
             signal.signal(one, on_signal)
 
 
 def main() -> None:
-    """Does what the arguments of the process ask for. Errors are one sentence on stderr."""
+    """Runs the command in the arguments of the process. Errors are one sentence on stderr."""
     try:
         app()
     except pccl_py.InvalidArgument as error:

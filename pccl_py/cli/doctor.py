@@ -1,9 +1,9 @@
-"""Looking at what a peer on this machine needs: `pccl doctor`. One line for each thing, ok or not.
+"""`pccl doctor`: checks what a peer on this machine needs, and prints a line for each check.
 
-The token, the way to the coordinator, the ways to every member and from it, how the coordinator
-sees this machine, clocks, descriptors, and what the kernel does with TCP. Each check stands alone,
-so that one that fails hides none behind it. docs/guides/NETWORKING.md says what to do in general;
-which members dial, and whom: engine/protocol/status.zig.
+It checks the token, the way to the coordinator, the ways to and from every member, how the
+coordinator sees this machine, clocks, descriptors, and the kernel's settings for TCP. Each check
+stands alone, so that a check that fails does not hide others. docs/guides/NETWORKING.md says what
+to do in general. engine/protocol/status.zig chooses the members that dial this machine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ import pccl_py
 from pccl_py.words import counted, shown
 
 DESCRIPTORS_MIN = 1024
-# Settings are judged by the longest way from here: a round trip carries what is under way. Where
-# nobody is far, or none has answered, they are judged by this one.
+# The round trip by which settings are judged, if no member or coordinator that is far away has
+# answered. Else the longest round trip that was found counts.
 FAR_SECONDS = 0.15
-FAR_SECONDS_MIN = 2e-3  # engine/session/flow.zig: far_ns
+FAR_SECONDS_MIN = 2e-3  # far_ns of engine/session/flow.zig
 FAST_BYTES_PER_SECOND = 25_000_000
 IN_FLIGHT_BYTES_WANTED = 16 << 20
-NEAR_BUFFER_BYTES = 512 << 10  # engine/session/flow.zig: Pace.held
+NEAR_BUFFER_BYTES = 512 << 10  # Pace.held of engine/session/flow.zig
 PACKET_BYTES = 1448
 FIRST_PACKETS = 10
 LOSS = 0.001
 DIALS_AT_ONCE = 32
 PORT_VARIABLES = ("PCCL_PORTS", "PCCL_BIND")
-# Dials of members end after 5 s, and the coordinator waits for their answers for 8 s.
+# Dials of members end after 5 s, and the coordinator waits 8 s for reports of these dials.
 VISIT_SECONDS_MAX = 10.0
 ASK_SECONDS = 0.2
 CLOCK_SECONDS = 1.0
@@ -53,25 +53,25 @@ OPEN = "open PCCL_PORTS on one of the two, or PCCL_ADVERTISE there"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. `remedy` is what to do, where something is wrong or could be better."""
+    """A line of the doctor. `remedy`: what to do, if something is wrong or could be better."""
 
     what: str
     ok: bool
     says: str
     remedy: str = ""
-    seconds: float | None = None  # until another machine accepted a connection
+    seconds: float | None = None  # to connect to another machine; else None
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way, and how it is called in a sentence."""
+    """A way to another machine: its round trip, and words for it in a sentence."""
 
     seconds: float
     over: str
 
     @classmethod
     def longest(cls, found: list[Finding]) -> Way:
-        """To the farthest that has accepted a connection."""
+        """The way to the farthest machine that has accepted a connection."""
         seconds, what = max(((each.seconds or 0.0, each.what) for each in found), default=(0.0, ""))
         if seconds < FAR_SECONDS_MIN:
             return cls(FAR_SECONDS, f"over {FAR_SECONDS * 1e3:.0f} ms")
@@ -80,7 +80,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Answer:
-    """A status, and when the coordinator made it by this machine's clocks, give or take `error`."""
+    """A status, and when it was made: `wall` and `at` (monotonic), in seconds, within `error`."""
 
     status: dict[str, Any]
     wall: float
@@ -90,7 +90,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Visit:
-    """How a peer of the doctor's comes to the run: as any other one of this machine would."""
+    """A peer of the doctor, which joins the run as any peer of this machine would."""
 
     token: str
     timeout: float
@@ -99,11 +99,15 @@ class Visit:
 
     @property
     def group(self) -> str:
-        """A group of its own: it disturbs nobody."""
+        """The name of a group of the doctor's own, so that no other group is disturbed."""
         return f"pccl doctor {self.peer_id.short}"
 
     def stay(self, world_size: int, over: threading.Event) -> None:
-        """Until `over`; or less, because no other peer comes where a group takes more than one."""
+        """Joins the run until `over`.
+
+        In a run whose groups need several peers, connect fails earlier, because no other peer joins
+        this group.
+        """
         with pccl_py.connect(
             self.token,
             group=self.group,
@@ -124,7 +128,7 @@ class Visit:
 
 
 def examine(token: str, *, timeout: float, ports: str | None = None) -> Iterator[Finding]:
-    """Everything, in the order in which one thing needs the other."""
+    """Runs all checks, so that each check comes after those that it needs."""
     found = []
     for finding in _network(token, timeout, ports):
         found.append(finding)
@@ -142,7 +146,7 @@ def _network(token: str, timeout: float, ports: str | None) -> Iterator[Finding]
         first = visit.ask(dial_back=False)
         yield Finding("run", True, f"{first.status['run']} answers in {first.error * 2e3:.0f} ms")
         yield from _reach(visit, first.status)
-        time.sleep(max(0.0, first.at + CLOCK_SECONDS - time.monotonic()))  # clocks are watched
+        time.sleep(max(0.0, first.at + CLOCK_SECONDS - time.monotonic()))  # lets clocks run
         yield _clock(first, visit.ask(dial_back=False))
     except pccl_py.PcclError as error:
         yield Finding("run", False, str(error))
@@ -180,7 +184,7 @@ def _dial(what: str, host: str, port: int, timeout: float) -> Finding:
     except OSError as error:
         remedy = "no way leads there: advertise an address that this machine reaches"
         return Finding(what, False, f"{at}: {error.strerror}", remedy)
-    # Within this machine it took as long as the machine is busy, and is no way.
+    # A connection within this machine is no measure of a way.
     seconds = None if here else took
     return Finding(what, True, f"{at} accepts in {took * 1e3:.0f} ms", seconds=seconds)
 
@@ -190,7 +194,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _reach(visit: Visit, status: dict[str, Any]) -> Iterator[Finding]:
-    """A peer visits the run, this process dials the members, and they dial the peer."""
+    """A peer visits the run; this process dials the members, and the members dial the peer."""
     members = _members(status)
     over = threading.Event()
     with ThreadPoolExecutor(DIALS_AT_ONCE) as threads:
@@ -232,15 +236,15 @@ def _members(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _named(member: dict[str, Any]) -> str:
-    """As in a line: "member 7f3a01c2 (node7:4242)"."""
+    """A member as lines name it: "member 7f3a01c2 (node7:4242)"."""
     label = member.get("label", "")
     return f"member {member['peer_id'][:8]}" + (f" ({label})" if label else "")
 
 
 def _dialed_back(visit: Visit, peer: Future[None]) -> dict[str, Any]:
-    """The status when all members have said how their dials went, or will not.
+    """Waits for the status in which all members have reported their dials, or time is up.
 
-    It is asked for again until then: another doctor may be first.
+    If another doctor was first, its dials must end before the members dial this machine.
     """
     until = time.monotonic() + VISIT_SECONDS_MAX
     while True:
@@ -259,7 +263,7 @@ def _seen(visit: Visit, status: dict[str, Any], peer: Future[None]) -> Finding:
     seen = [each["address"] for group in groups for each in group["pending"]]
     if not seen:
         error = peer.exception()
-        # A value of a variable, and nothing that the network did.
+        # The value of a variable was wrong, not the network.
         what = "settings" if isinstance(error, pccl_py.InvalidArgument) else "seen"
         return Finding(
             what, False, "no peer of this machine got in" if error is None else str(error)
@@ -288,7 +292,7 @@ def _dial_at(what: str, address: str, timeout: float) -> Finding:
 
 
 def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Finding:
-    """One direction is enough. `back` is None for a member that was not asked."""
+    """Joins both directions of a member; one is enough. `back`: None for a member not asked."""
     if back is None:
         says = way.says if has_address else f"{way.says}: it dials this machine"
         return replace(way, ok=way.ok or not has_address, says=says)
@@ -312,8 +316,8 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
 def _around(finding: Finding, member: str, reached: set[str], status: dict[str, Any]) -> Finding:
     """The finding on a member that neither reaches this machine nor is reached by it.
 
-    They can be in one group if the data of the group finds a way around their link, as the
-    coordinator looks for it (engine/protocol/path.zig).
+    The member and a peer here can be in one group if data finds a way around their link, as the
+    coordinator looks for one (engine/protocol/path.zig).
     """
     epochs = [group["epochs"][-1] for group in status["groups"] if group["epochs"]]
     through = [
@@ -331,7 +335,7 @@ def _around(finding: Finding, member: str, reached: set[str], status: dict[str, 
 
 
 def _ways(epoch: dict[str, Any], reached: set[str]) -> list[str]:
-    """Through whom data goes between all members of an epoch and a newcomer that reaches these."""
+    """Names of peers that pass data on between an epoch and a newcomer that reaches `reached`."""
     named = {each["peer_id"]: _named(each) for each in epoch["members"]}
     by_rank = {each["rank"]: each["peer_id"] for each in epoch["members"]}
     hubs = [by_rank[rank] for rank in epoch["hubs"] if by_rank[rank] in reached]
@@ -342,7 +346,7 @@ def _ways(epoch: dict[str, Any], reached: set[str]) -> list[str]:
 
 
 def _clock(first: Answer, last: Answer) -> Finding:
-    """Nothing in the protocol goes by wall clocks; people compare logs by them."""
+    """Compares clocks. The protocol does not use wall clocks, but people compare logs by them."""
     best = min(first, last, key=lambda each: each.error)
     ahead = best.status["wall_ns"] / 1e9 - best.wall
     if abs(ahead) - best.error >= CLOCK_APART_SECONDS_MAX:
@@ -353,7 +357,7 @@ def _clock(first: Answer, last: Answer) -> Finding:
     says = f"{abs(ahead):.1f} s from the coordinator's"
     here = last.at - first.at
     there = (last.status["uptime_ns"] - first.status["uptime_ns"]) / 1e9
-    # A status may be a quarter of a second old; one of another start tells nothing.
+    # A status may be 0.25 s old. `there` is below 0 if the coordinator was started again.
     room = first.error + last.error + 0.25 + here / 10
     if there >= 0 and abs(there - here) > room:
         says += f", but in {here:.1f} s here it went on by {there:.1f} s"
@@ -370,16 +374,16 @@ def _descriptors() -> Finding:
 
 
 def _kernel(way: Way) -> Iterator[Finding]:
-    """Settings for TCP that an administrator could change, and where it matters. None is wrong."""
+    """Reports TCP settings that an administrator could improve; no value of them is wrong."""
     if not (control := _setting("ipv4/tcp_congestion_control")):
-        return  # a system that does not say
+        return  # a system without these files
     yield Finding("congestion control", True, control[0])
     yield _bbr(control[0], way)
     if restarts := _setting("ipv4/tcp_slow_start_after_idle"):
         slow = restarts[0] != "0" and control[0] != "bbr"
         remedy = f"0 is better far away: after a pause {_after_a_pause(control[0], way)}"
         yield Finding("tcp_slow_start_after_idle", True, restarts[0], remedy if slow else "")
-    # Half of what the system may hold for a receiver is the window that it grants.
+    # A receiver grants half of its largest buffer as a window.
     for name, part in (("tcp_rmem", 2), ("tcp_wmem", 1)):
         if len(sizes := _setting(f"ipv4/{name}")) == 3:
             yield _buffer(name, int(sizes[2]), part, way)
@@ -411,8 +415,8 @@ def _rate(bytes_per_second: float) -> str:
 
 
 def _bbr(control: str, way: Way) -> Finding:
-    """It takes no loss for a full link, and no pause for a new one."""
-    # The others take each loss for a full link (Mathis et al., 1997).
+    """Reports whether peers may use bbr, which a lost packet or a pause does not slow down."""
+    # Other controls take each lost packet for a full link (Mathis et al., 1997).
     lossy = _rate(1.22 * PACKET_BYTES / (way.seconds * math.sqrt(LOSS)))
     matters = (
         f"where {LOSS:.1%} of packets are lost, a lane of {control} carries {lossy} {way.over}, "
@@ -428,7 +432,7 @@ def _bbr(control: str, way: Way) -> Finding:
 
 
 def _setting(name: str) -> list[str]:
-    """The words of a setting of the kernel; none where there is no such setting."""
+    """The words of a setting of the kernel; an empty list if there is no such setting."""
     try:
         return (KERNEL / name).read_text().split()
     except OSError:
@@ -436,7 +440,7 @@ def _setting(name: str) -> list[str]:
 
 
 def show(token: str, *, timeout: float, ports: str | None, as_json: bool) -> bool:
-    """Prints each finding when it is there, or all of them as JSON. True if all is well."""
+    """Prints each finding as it is made, or all findings as JSON. True if all are ok."""
     console = Console()
     findings = []
     for finding in examine(token, timeout=timeout, ports=ports):

@@ -1,6 +1,6 @@
 """Logging of the command line: events on stderr, and the folder of `pccl run --log-dir`.
 
-A library never does this by itself; with PCCL_LOG it does (pccl_py/_log_output.py).
+The library logs to stderr or a file only with PCCL_LOG (pccl_py/_log_output.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pccl_py import _log_output
 from pccl_py.errors import SystemRefused
 
 FORMAT = "%(asctime)s %(levelname)-8s %(message)s"
-# The messages of `pccl run` itself. They are printed already, so they reach the file alone.
+# The messages of `pccl run` itself, which are printed already and go only to the file.
 run_logger = logging.getLogger("pccl.run")
 run_logger.propagate = False
 
 
 def to_stderr(level: int) -> None:
-    """Shows what `logging.getLogger("pccl")` gets from this level on."""
+    """Writes events of `logging.getLogger("pccl")` from this level on to stderr."""
     console = Console(stderr=True)
     handler: logging.Handler
     if console.is_terminal:
@@ -38,9 +38,10 @@ def to_stderr(level: int) -> None:
 
 
 class Folder:
-    """One file for the coordinator and one for each process. They are appended to.
+    """The folder of --log-dir, with a file for the coordinator and one for each process.
 
-    `pattern` is the folder's name, with the parts of PCCL_LOG_FILE. Raises SystemRefused.
+    Lines are appended to files. `pattern` is the folder's name, in which %h and %p are filled in.
+    Raises SystemRefused.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -57,7 +58,7 @@ class Folder:
             _add(logger, handler, logging.DEBUG)
 
     def open(self, index: int) -> None:
-        """Makes the file of a process, before it is started. Raises SystemRefused."""
+        """Makes the file of a process, before the process is started. Raises SystemRefused."""
         with self._lock:
             if index in self._files:
                 return
@@ -68,9 +69,9 @@ class Folder:
                 raise SystemRefused(f"--log-dir: {path}: {error.strerror}") from error
 
     def write(self, index: int, line: bytes, say: Callable[[str], None]) -> None:
-        """Adds a line of a process. After an error of the disk it reports that and stops.
+        """Adds a line to the file of a process. At a disk error, reports it and closes the file.
 
-        The process must not wait, or die of a pipe that nobody reads, because a disk is full.
+        The pipe of the process is still read: a full disk must not block or end the process.
         """
         with self._lock:
             file = self._files.get(index)
@@ -86,7 +87,7 @@ class Folder:
 
 
 class _FileUntilRefused(logging.FileHandler):
-    """Says once that the disk refuses its lines, and writes no more."""
+    """A log file that after a disk error says so once on stderr, and writes no more lines."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         self.setLevel(logging.CRITICAL + 1)

@@ -1,8 +1,8 @@
 """Processes of `pccl run`: starting them, passing output and signals on, and judging their exits.
 
-The coordinator is the caller's. Each process has a process group of its own, so that a signal
-reaches it once, from here, and reaches what it started too; launch.py ties it to our life. The
-rules for users are in docs/reference/RUN.md.
+The caller makes the coordinator. Each process has a process group of its own, so that a signal
+reaches the process once, from this file, and its children too. launch.py ends a process when `pccl
+run` dies. docs/reference/RUN.md has the rules for users.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from pccl_py.cli import log
 from pccl_py.coordinator import run_status, token_parse
 from pccl_py.errors import InvalidArgument, PcclError
 
-# After a signal or a failure the processes have this long to end by themselves.
+# Seconds that processes have to end by themselves after a signal or a failure.
 GRACE_SECONDS = 10.0
-# Output of what a process left behind is not waited for longer than this.
+# Seconds that `pccl run` waits for output of children that processes have left behind.
 DRAIN_SECONDS = 2.0
-# For an answer of our own coordinator.
+# Seconds that `pccl run` waits for a status of the coordinator.
 STATUS_SECONDS = 2.0
-# Once a process has ended with 0, the coordinator is asked so often whether the run is over.
+# Interval at which the coordinator is asked whether the run is over, once a process has ended with
+# 0.
 LOOK_SECONDS = 1.0
 LINE_BYTES_MAX = 64 * 1024
-# Before its first restart a process waits this long, before each further one twice as long.
+# Delay of the first restart of a process; each further restart waits twice as long.
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 
@@ -51,9 +52,10 @@ COLOURS = ("36", "33", "35", "32", "34", "31", "96", "93")
 
 
 def command_of(words: Sequence[str]) -> list[str]:
-    """The command to run: a Python file that cannot be executed is run by this Python.
+    """The command to run; this Python runs a Python file that cannot be executed.
 
-    Raises FileNotFoundError if there is no such file, and InvalidArgument for an empty word.
+    Raises FileNotFoundError if the Python file does not exist, and InvalidArgument for an empty
+    word.
     """
     first = words[0]
     if not first:
@@ -66,10 +68,10 @@ def command_of(words: Sequence[str]) -> list[str]:
 
 
 def token_to_join(environment: Mapping[str, str], options: Mapping[str, object]) -> str | None:
-    """The token of the run that the processes join: PCCL_TOKEN, or None where that is not set.
+    """The token of the run that the processes join: PCCL_TOKEN, or None if it is not set.
 
-    `options` are those of a coordinator. Raises InvalidArgument if one was given with a token, and
-    for a token that is none.
+    `options`: the options of a coordinator. Raises InvalidArgument if PCCL_TOKEN is no token, or if
+    one of the options was given with it.
     """
     token = environment.get("PCCL_TOKEN", "").strip()
     if not token:
@@ -89,7 +91,7 @@ def token_to_join(environment: Mapping[str, str], options: Mapping[str, object])
 
 
 def refuse_what_one_process_can_have(n: int, environment: Mapping[str, str]) -> None:
-    """Raises InvalidArgument if processes would inherit a port or an id that only one can have."""
+    """Raises InvalidArgument if processes would inherit a port or an id that only one may have."""
     if n == 1:
         return
     for name in ("PCCL_BIND", "PCCL_ADVERTISE"):
@@ -105,12 +107,12 @@ def refuse_what_one_process_can_have(n: int, environment: Mapping[str, str]) -> 
 
 
 def _is_for_any_process(peer_id: str) -> bool:
-    """Whether a value of PCCL_PEER_ID names no process, as `pccl run` does for each of its own."""
+    """Whether a value of PCCL_PEER_ID has no "@PID", by which `pccl run` names a process."""
     return bool(peer_id) and "@" not in peer_id
 
 
 def refuse_what_none_can_have(environment: Mapping[str, str]) -> None:
-    """Raises InvalidArgument for what each process would raise: a wrong rate, or a wrong word."""
+    """Raises InvalidArgument for a variable with a rate or word that every process would refuse."""
     for name, parse in (
         ("PCCL_SEND_RATE", network.rates_text),
         ("PCCL_CONGESTION", words.parse_congestion),
@@ -121,13 +123,13 @@ def refuse_what_none_can_have(environment: Mapping[str, str]) -> None:
 
 
 def backoff_seconds(restarts: int) -> float:
-    """How long a process waits that has been started again so many times."""
+    """Seconds before the next restart of a process that was started again `restarts` times."""
     return float(min(BACKOFF_SECONDS * 2.0 ** min(restarts, 32), BACKOFF_SECONDS_MAX))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The answer to a process that fails, and how many must succeed."""
+    """The reaction to a process that fails, and the number of processes that must succeed."""
 
     min_world_size: int = 1
     stop_on_failure: bool = False
@@ -135,7 +137,7 @@ class Policy:
 
 
 class Processes:
-    """`n` processes of one command. `run` once; `signal` from a signal handler."""
+    """`n` processes of one command. Call `run` once, and `signal` from a signal handler."""
 
     def __init__(
         self,
@@ -154,28 +156,28 @@ class Processes:
         self._token = token
         self._policy = policy
         self._console = console
-        self._is_joined = is_joined  # the coordinator is not that of this command
+        self._is_joined = is_joined  # the processes join a run of another coordinator
         self._logs = logs
-        self._settings = dict(settings or {})  # variables of all processes
+        self._settings = dict(settings or {})  # environment variables of all processes
         self._write_lock = threading.Lock()
         self._events: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
-        self._codes: dict[int, int] = {}  # of those that have ended, in that order
+        self._codes: dict[int, int] = {}  # exit statuses by process, in the order of exits
         self._restarts = [0] * n
-        self._due: dict[int, float] = {}  # when those that are to be started again are
+        self._due: dict[int, float] = {}  # time of the next start by process
         self._signalled: int | None = None
-        self._ending = False  # all have been told to end
+        self._ending = False  # all processes have been told to end
         self._stop_at: float | None = None
         # The port that process 0 may listen on, for "env://" of PyTorch.
         self._rendezvous: socket.socket | None = None
         self._is_ours = False  # the coordinator ends with this command, and has answered
         self._is_new = False  # the run begins with these processes
-        self._look_at: float | None = None  # since a process has ended with 0
-        self._over_since: float | None = None  # the run has seemed to be over
+        self._look_at: float | None = None  # when to ask for the run's end
+        self._over_since: float | None = None  # since when the run seems to be over
 
     def run(self) -> int:
-        """Runs all to their end and returns the exit status for `pccl run`."""
+        """Runs all processes to their end and returns the exit status for `pccl run`."""
         try:
             if not self._is_joined:
                 self._rendezvous = _port_for_one_process()
@@ -222,7 +224,7 @@ class Processes:
             self._on_loss()
 
     def _on_loss(self) -> None:
-        """Ends the others if too few are left to succeed, and otherwise says how many go on."""
+        """Ends the other processes if too few can still succeed, else says how many are left."""
         left = len(self._running) + len(self._due)
         if self._ending or left == 0:
             return
@@ -237,7 +239,7 @@ class Processes:
             self._say(f"{left} of {self._n} processes are left{self._beginning()}")
 
     def _beginning(self) -> str:
-        """The end of that sentence if the run has not begun, or may not have: they wait."""
+        """The end of the sentence in `_on_loss` if the run may not have begun: processes wait."""
         groups = (self._status() or {}).get("groups", [])
         if not groups:
             whom = "others" if self._is_joined else f"{self._n} peers"
@@ -255,9 +257,10 @@ class Processes:
             return None
 
     def _may_restart(self, index: int) -> bool:
-        """Not while all are being ended, and not once a process has finished its work.
+        """Whether a failed process may start again: not after `_stop`, nor after another's success.
 
-        A process that came back then would find nobody, and begin the work anew, alone.
+        After another process has finished the work, a new process would find no member, and begin
+        the work anew, alone.
         """
         finished = any(code == 0 for code in self._codes.values())
         return not self._ending and not finished and self._restarts[index] < self._policy.restarts
@@ -284,7 +287,7 @@ class Processes:
             return
         if self._look_at > time.monotonic():
             return
-        # Processes of another machine may be about to be started again.
+        # In a run of several machines, processes elsewhere may be about to be started again.
         patience = BACKOFF_SECONDS_MAX if self._is_joined else 0.0
         now = time.monotonic()
         self._over_since = (self._over_since or now) if self._is_over() else None
@@ -296,11 +299,11 @@ class Processes:
         self._look_at = time.monotonic() + LOOK_SECONDS
 
     def _is_over(self) -> bool:
-        """All members are gone, and a group waits for more peers than are connected or run here.
+        """Whether all members are gone, and a group waits for more peers than there are.
 
-        A process that was started again, and came when the others had ended, waits so. The
-        coordinator may have forgotten by then that the group had members. Members and peers are
-        those of all machines.
+        Peers that are connected or run here count. A process that was started again, and came when
+        the others had ended, waits like this. The coordinator may have forgotten by then that the
+        group had members. Members and peers are those of all machines.
         """
         groups = (self._status() or {}).get("groups", [])
         waiting = [group for group in groups if "needed" in group]
@@ -315,10 +318,10 @@ class Processes:
         )
 
     def _await_others(self) -> None:
-        """Keeps our coordinator for members of other machines, if ours have done their work.
+        """Waits for members on other machines, which need the coordinator, after success here.
 
-        Peers that wait for the run to begin again get the time in which their own `pccl run` finds
-        that it is over, and the coordinator the same time to answer.
+        Peers that wait for the run to begin again get GRACE_SECONDS, in which their own `pccl run`
+        finds that the run is over; the coordinator has the same time to answer.
         """
         has_told, peers_until = False, time.monotonic() + GRACE_SECONDS
         while self._is_ours and not self._ending and self._succeeded() >= self._needed():
@@ -341,10 +344,10 @@ class Processes:
                     )
                     has_told = True
             with contextlib.suppress(queue.Empty):
-                self._events.get(timeout=LOOK_SECONDS)  # a signal ends the waiting
+                self._events.get(timeout=LOOK_SECONDS)  # a signal ends this wait
 
     def signal(self, number: int) -> None:
-        """Passes a signal on; after a while, or at the second one, the processes are killed."""
+        """Passes a signal on; after GRACE_SECONDS, or at the second signal, kills the processes."""
         if self._signalled is not None:
             self._stop_at = time.monotonic()
         self._signalled = self._signalled or number
@@ -353,14 +356,15 @@ class Processes:
     def _environment(self, index: int) -> dict[str, str]:
         settings = dict(self._settings)
         if self._rendezvous is not None:
-            # A new group waits for nobody that is not started again.
+            # A new group must not wait for processes that have ended for good.
             given_up = sum(1 for other in self._codes if other not in self._due)
             settings["PCCL_INITIAL_WORLD_SIZE"] = str(self._n - given_up)
             port = self._rendezvous.getsockname()[1]
             settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        # Variables of the coordinator are for ours: another one could have neither port nor state.
-        # The variables of torchrun are about other processes, if one of them has called `pccl run`,
-        # and so are the address and port that an outer `pccl run` has set.
+        # Variables of the coordinator are for the one of this command: a second coordinator could
+        # have neither its port nor its state. Variables of torchrun are about other processes, if
+        # one of those has called `pccl run`, and so are the address and port that an outer `pccl
+        # run` has set.
         keeps_master = self._is_joined and "PCCL_RESTARTS" not in os.environ
         inherited = {
             name: value
@@ -383,10 +387,11 @@ class Processes:
         }
 
     def _peer_id(self, index: int) -> str:
-        """The id by which the rank of a process is its number; empty where it has none.
+        """A peer id that makes the rank of a process its number; empty for a random id.
 
-        Ranks of a first epoch follow the ids. The number is in the eight digits by which people and
-        rates name a peer. A process that comes later has the rank that the run gives it.
+        Ranks of a first epoch are in the order of peer ids. The number of the process is in the
+        eight digits by which people and rates name a peer. A process that is started again gets its
+        rank from the run.
         """
         if _is_for_any_process(os.environ.get("PCCL_PEER_ID", "")):
             return ""
@@ -410,7 +415,7 @@ class Processes:
             process_group=0,
         )
         self._running[index] = process
-        if self._signalled is not None:  # it came while the process was being started
+        if self._signalled is not None:  # the signal came while the process was being started
             _signal_group(process, self._signalled)
         assert process.stdout is not None and process.stderr is not None
         readers = [
@@ -429,7 +434,7 @@ class Processes:
         self._events.put((index, process.wait()))
 
     def _next_event(self) -> tuple[int, int] | None:
-        """The next exit; None if something else happened. Kills when the grace is over."""
+        """Waits for an exit; None if another event comes first. Kills after GRACE_SECONDS."""
         looks_at = None if self._ending else self._look_at
         limits = [
             *self._due.values(),
@@ -440,7 +445,7 @@ class Processes:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
             if self._stop_at is None or self._stop_at > time.monotonic():
-                return None  # a process is to be started again, or the coordinator is to be asked
+                return None  # time to start a process again, or to ask the coordinator
             self._say("some processes did not end; killing them")
             self._send(signal.SIGKILL)
             self._stop_at = None
@@ -461,7 +466,7 @@ class Processes:
             _signal_group(process, number)
 
     def _kill(self) -> None:
-        """Nothing of ours is left behind, whatever ended `run`."""
+        """Kills all processes that still run, whatever ended `run`."""
         self._send(signal.SIGKILL)
         for process in self._running.values():
             process.wait()
@@ -509,15 +514,15 @@ class Processes:
         if succeeded >= needed:
             return 0
         self._say(f"{succeeded} of {self._n} processes succeeded, {needed} needed")
-        failed = next(code for code in self._codes.values() if code != 0)  # the first to fail
+        failed = next(code for code in self._codes.values() if code != 0)  # of the first failure
         return failed if failed > 0 else 128 - failed
 
 
 def _port_for_one_process() -> socket.socket:
-    """A socket that is bound and never listens: one process can listen on its port beside it.
+    """Reserves a port by a socket that never listens, so that one process can listen on it.
 
-    The system gives the port to no other program that asks for a free one, on whatever address: a
-    store of PyTorch listens on all addresses, and cannot where another program has the port on one.
+    The system gives the port to no other program that asks for a free port, on any address. A store
+    of PyTorch listens on all addresses, which fails if another program has the port on one.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -531,7 +536,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
-        return  # it ended meanwhile; its exit is on its way through the queue
+        return  # the process has ended; its exit is in the queue
 
 
 def _signal_name(number: int) -> str:

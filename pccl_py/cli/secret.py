@@ -1,8 +1,8 @@
 """Secrets of the command line: reading a token or a run id, and writing a token down.
 
-Every process of a machine sees the arguments of all others, so a secret is never one: it comes
-from the environment, from a file that only its owner can read, or from standard input. No error
-here repeats what it refuses. pccl_py/coordinator.py says what is in a token.
+Every process of a machine sees the arguments of all others, so a secret never comes from an
+argument, but from the environment, from a file that only its owner can read, or from standard
+input. No error quotes a text that it refuses. pccl_py/coordinator.py says what is in a token.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import pccl_py
 
 STANDARD_INPUT = Path("-")
 TOKEN_PREFIX = "pccl1-"
-# A token has at most 511 characters; white space and a line end may be around it.
+# Most bytes that are read of a file. A token has at most 511 characters, and may have white space
+# around it.
 SECRET_BYTES_MAX = 4096
 
 HOW_TO_GIVE_A_TOKEN = "set PCCL_TOKEN, or pass --token-file FILE (- is standard input)"
 
 
 def refuse_token_argument() -> NoReturn:
-    """For a token that was typed as an argument."""
+    """Raises InvalidArgument for a token that was typed as an argument."""
     raise pccl_py.InvalidArgument(
         "a token on the command line can be read by every user of this machine: "
         + HOW_TO_GIVE_A_TOKEN
@@ -34,7 +35,7 @@ def refuse_token_argument() -> NoReturn:
 
 
 def refuse_run_id_argument() -> NoReturn:
-    """For a run id that was typed as an argument."""
+    """Raises InvalidArgument for a run id that was typed as an argument."""
     raise pccl_py.InvalidArgument(
         "a run id on the command line can be read by every user of this machine: "
         "pass --run-id-file FILE (- is standard input)"
@@ -52,7 +53,7 @@ def token(file: Path | None) -> str:
 
 
 def parts(token: str, *, whole: bool) -> str:
-    """The content of a token, for people; the run id whole only where that is asked for."""
+    """Describes the content of a token for people; the run id is complete only with `whole`."""
     parsed = pccl_py.token_parse(token)
     said = f"address  {parsed.address}\n"
     run_id = parsed.run_id.hex()
@@ -80,20 +81,20 @@ def run_id(file: Path | None) -> bytes | None:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        # Without the cause, which may name what is there.
+        # No cause: it may quote the secret.
         raise pccl_py.InvalidArgument(
             f"{_named(file)} holds no run id, which is 32 hexadecimal digits"
         ) from None
 
 
 def read(path: Path) -> str:
-    """The first line of a file that nobody else can read, or of standard input."""
+    """Reads the first line of a file that no other user can read, or of standard input."""
     if path == STANDARD_INPUT:
         return _first_line(sys.stdin.buffer.readline(SECRET_BYTES_MAX), path)
     if path.name.startswith(TOKEN_PREFIX):
         refuse_token_argument()
     try:
-        # Not blocking: a named pipe without a writer must be refused, not waited for.
+        # Non-blocking, because opening a named pipe without a writer would wait for one.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise pccl_py.SystemRefused(f"{path} cannot be read: {error.strerror}") from error
@@ -106,10 +107,10 @@ def read(path: Path) -> str:
 
 
 def _check(path: Path, status: os.stat_result) -> None:
-    """Refuses what somebody else could have written, or can read.
+    """Raises InvalidArgument for a file that another user could have written, or can read.
 
-    One case has bits for others and is right: a file of root that its group may read. So systemd
-    and Kubernetes hand secrets to a service that is not root; root has chosen the group.
+    A file of root may be readable by its group, which root has chosen: in this way systemd and
+    Kubernetes hand secrets to a service that is not root.
     """
     mode = stat.S_IMODE(status.st_mode)
     for_others = mode & 0o077
@@ -140,13 +141,13 @@ def _named(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Puts the file in place whole, so that whoever waits for it never reads half of it.
+    """Puts a file in place at once, so that a reader never sees half of it.
 
-    It is new: what is there, a link too, is neither followed nor written to, but replaced.
+    A new file replaces a file or link at `path`, which is neither followed nor written to.
     """
     try:
         descriptor, part = tempfile.mkstemp(".part", f"{path.name}.", path.parent)
-    except OSError as error:  # it would name the part, which nobody asked for
+    except OSError as error:  # which would name the temporary file
         raise pccl_py.SystemRefused(f"{path} cannot be written: {error.strerror}") from error
     try:
         with os.fdopen(descriptor, "w") as file:

@@ -1,8 +1,7 @@
-"""Showing the status of a run: as JSON, as a page, and both again and again.
+"""`pccl status`: shows the status of a run as JSON or as a page, once or repeatedly.
 
-docs/reference/STATUS.md says what the numbers mean; here they only get a shape for people. A
-coordinator may lie, or be older than what is refused today, so no text of it reaches the terminal
-but by `shown`.
+docs/reference/STATUS.md says what the numbers mean. A coordinator may lie, or be of a release that
+refused fewer texts, so every text of the status passes `shown` on its way to the terminal.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ import pccl_py
 from pccl_py.words import shown
 
 SCHEMA = 1
-# These name no elements; and these alone have an op.
+# Kinds of operations without elements (EMPTY), and with an op (REDUCING).
 EMPTY = ("barrier", "sync")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-# Seconds without a word that a person takes for nothing.
+# Seconds without an answer after which `pccl status` says that it waits.
 SILENCE = 1.0
 
 
@@ -59,7 +58,7 @@ def stream_json(token: str, *, interval: float, timeout: float) -> None:
     except KeyboardInterrupt:
         return
     except BrokenPipeError:
-        # Nobody reads any more; the interpreter would say so once more at its end.
+        # The reader is gone; the interpreter would report that once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -81,9 +80,9 @@ def watch(token: str, *, interval: float, timeout: float) -> None:
 
 
 def _ask(token: str, timeout: float, *, told_after: float | None = None) -> dict[str, Any]:
-    """run_status on a thread of its own, so that Ctrl-C does not wait for the answer.
+    """Calls run_status on a thread of its own, so that Ctrl-C does not wait for the answer.
 
-    After `told_after` seconds without one, a line on stderr says who is being waited for.
+    After `told_after` seconds without an answer, a line on stderr names the coordinator.
     """
     answers: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
 
@@ -107,7 +106,7 @@ def _ask(token: str, timeout: float, *, told_after: float | None = None) -> dict
 
 
 def page(status: dict[str, Any]) -> RenderableType:
-    """The same as `render`, for what a coordinator has answered. Raises PcclError."""
+    """Renders a coordinator's answer. Raises PcclError if the answer is not a status."""
     try:
         return render(status)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -135,7 +134,7 @@ def render(status: dict[str, Any]) -> RenderableType:
         shown(status["strangers_refused"]),
     )
     parts: list[RenderableType] = [head]
-    # A coordinator of an earlier release does not say.
+    # A coordinator of an earlier release tells no `incarnation`.
     if status.get("incarnation", 1) > 1:
         head.append("  restarts ", "dim").append(str(status["incarnation"] - 1))
     if status.get("journal") == "failed":
@@ -160,7 +159,7 @@ def render(status: dict[str, Any]) -> RenderableType:
     for group in status["groups"]:
         parts += [Text(), Text.assemble(("group ", "dim"), (shown(group["name"]), "bold"))]
         names = _names(group)
-        # A coordinator of an earlier release does not say.
+        # A coordinator of an earlier release tells neither `broken_links` nor `unreached`.
         parts += [_broken(link, names) for link in group.get("broken_links", [])]
         parts += [_unreached(pair, names) for pair in group.get("unreached", [])]
         parts += _awaited(group, names)
@@ -188,7 +187,7 @@ def _epoch_head(epoch: dict[str, Any]) -> Text:
 
 
 def _name(peer: dict[str, Any]) -> str:
-    """A member or a newcomer as a sentence has it: "node7:4242, 7f3a01c2"."""
+    """A member or a newcomer as sentences name it: "node7:4242, 7f3a01c2"."""
     # A coordinator of an earlier release has no labels, and a peer may have none.
     label, short = peer.get("label", ""), peer["peer_id"][:8]
     return f"{label}, {short}" if label else short
@@ -224,7 +223,7 @@ _AWAITS = {
 
 def _awaited(group: dict[str, Any], names: dict[str, str]) -> list[Text]:
     """The peers that newcomers wait for, a line for each."""
-    # A coordinator of an earlier release says neither why nor for how long.
+    # A coordinator of an earlier release tells neither `awaits` nor `awaited_ns`.
     what = _AWAITS.get(group.get("awaits", "begin"), "to go on")
     since = group.get("awaited_ns", 0)
     lasts = f", for {duration(since)}" if since else ""
@@ -238,12 +237,12 @@ def _awaited(group: dict[str, Any], names: dict[str, str]) -> list[Text]:
 
 
 def _members_of(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """The members of the epochs of a group; those of the newest come last."""
+    """The members of the epochs of a group; members of the newest epoch come last."""
     return [member for epoch in group["epochs"] for member in epoch["members"]]
 
 
 def _attendance(group: dict[str, Any]) -> list[Text]:
-    """How many are there of those that a group waits for before it begins."""
+    """A line that says how many of the peers that a group needs to begin are there."""
     if "here" not in group:
         return []
     says = f"{group['here']} of {group['needed']} peers are here; the group begins when all are"
@@ -277,10 +276,9 @@ def _members(epoch: dict[str, Any]) -> Table:
 
 
 def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
-    """The speeds of each member, in all and on its links, as it reports them of one span; and how
-    late it is.
+    """A table of each member's rates, in all and by link, and of how late its calls are.
 
-    A coordinator of an earlier release does not say.
+    The list is empty for a coordinator of an earlier release.
     """
     table = _table("rank", "to", "sent/s", "received/s", "over", "last to call", "late", "carries")
     for member in epoch["members"]:
@@ -312,13 +310,13 @@ def _carries_in_all(member: dict[str, Any]) -> str:
 def carries(link: dict[str, Any]) -> str:
     """How a link carries what its member sends: "22.8 MiB/s, 90 ms, 0.1 % again, 4 lanes".
 
-    A part that is not known, or nothing, is left out; an earlier release says none of it.
+    A part that is unknown or zero is left out; an earlier release tells no part.
     """
     rate, rtt_ns, lanes = (link.get(key, 0) for key in ("rate", "rtt_ns", "lanes"))
     again = link.get("retransmitted_ppm", 0) / 1e4
     parts = [f"{size(rate)}/s"] if rate else []
     if rtt_ns:
-        # Near by, a round trip is a part of a millisecond.
+        # The round trip to a near peer is below a millisecond.
         parts.append(duration(rtt_ns) if rtt_ns >= 10e6 else f"{rtt_ns / 1e6:.2g} ms")
     if again >= 0.05:
         parts.append(f"{again:.1f} % again")
@@ -347,7 +345,7 @@ def _operations(epoch: dict[str, Any]) -> Table:
 
 
 def _waits(epoch: dict[str, Any]) -> list[Text]:
-    """The peers that are waited for; a coordinator of an earlier release does not say."""
+    """Lines about members that operations wait for; none from an earlier release."""
     lines = []
     for operation in epoch["operations"]:
         for rank in operation.get("waits_for", []):
@@ -387,7 +385,7 @@ def _waits(epoch: dict[str, Any]) -> list[Text]:
 
 
 def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
-    """The operations that those who are waited for wait in themselves."""
+    """Lines about members that are waited for, and wait in another operation themselves."""
     lines = []
     for waits in operation.get("elsewhere", []):
         whom = " and ".join(_ranked(epoch, rank) for rank in waits["waits_for"][:4])
@@ -399,13 +397,13 @@ def _elsewhere(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
 
 
 def _call(operation: dict[str, Any]) -> str:
-    """Its name in a line. The tag of a sync says nothing to a person."""
+    """An operation as lines name it; a sync without its tag, which says nothing to people."""
     tag = "" if operation["kind"] == "sync" else f" tag {operation['tag']}"
     return f"{_kind(operation)}{tag} sequence {operation['sequence']}"
 
 
 def _kind(operation: dict[str, Any]) -> str:
-    """Its kind; a sync has the name of its state, if the coordinator knows it."""
+    """The kind of an operation; a sync with the name of its state, if the coordinator knows it."""
     kind: str = operation["kind"]
     return f'{kind} of "{operation["state"]}"' if operation.get("state") else kind
 
@@ -415,7 +413,7 @@ def _ranked(epoch: dict[str, Any], rank: int) -> str:
 
 
 def _minority(epoch: dict[str, Any], operation: dict[str, Any]) -> list[Text]:
-    """Those for whom the calls of a few wait, so that they are not named as above."""
+    """Lines about members that only a minority waits for, which `_waits` does not name."""
     if operation.get("waits_for") or not operation.get("not_called"):
         return []
     whom = " and ".join(_ranked(epoch, rank) for rank in operation["not_called"][:4])
@@ -433,7 +431,7 @@ def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in titles:
         left = title in ("peer", "label", "address", "operation", "dtype", "op", "carries")
-        # Where the terminal is narrow, the long ones give way.
+        # Long columns wrap if the terminal is narrow.
         wraps = title in ("label", "address", "carries")
         table.add_column(
             title, justify="left" if left else "right", no_wrap=not wraps, overflow="fold"

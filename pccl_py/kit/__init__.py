@@ -1,13 +1,13 @@
-"""The kit of frontends: each describes its arrays to Frontend, and gets all collectives.
+"""The kit for frontends: a frontend describes its arrays by Frontend and gets all collectives.
 
     class NumPy(Frontend[NDArray[Any]]): ...        # shapes, packing, dtypes
     arrays: Functions[Single] = Functions(NumPy())
     all_reduce = arrays.all_reduce                  # with types and a docstring
     trees = Trees(NumPy())                          # the same for nested dicts and lists
 
-functions.py has them, frontend.py how their arrays are prepared and what a tree is, shared_state.py
-states. Which rows a rank has is in pccl_py.rows, options and their part of a docstring in
-pccl_py.call. No array library is imported here.
+functions.py has the collectives, frontend.py prepares arrays and flattens trees, shared_state.py
+has shared states. pccl_py.rows computes the rows of a rank; pccl_py.call has options, and describes
+them in docstrings. The kit imports no array library.
 """
 
 from __future__ import annotations

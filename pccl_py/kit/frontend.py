@@ -1,9 +1,9 @@
-"""Frontend: the arrays of a library, as collectives need them.
+"""Frontend: what collectives need to know about the arrays of a library.
 
 A Form has the arrays of an argument, a single array or the leaves of a tree, and builds the result
 of a call. An array that is not packed (contiguous, in native byte order) is copied before the call,
-and `Work.wait` copies its result back when the operation has committed. The collectives themselves
-are in functions.py.
+and `Work.wait` copies the result into the array when the operation has committed. functions.py has
+the collectives.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from pccl_py.words import DIFFER_IN_FORM, counted, first_of, form_of
 ArrayType = TypeVar("ArrayType")
 _Taken = TypeVar("_Taken")
 _PLACE = re.compile(r" at 0x[0-9a-fA-F]+")
-# Not inside of a name that has been put there.
+# An array's number in an error of the library, but not inside the name of a leaf.
 _NUMBERED = re.compile(r"""(?<![\w.'"])arrays\[(\d+)\]""")
 
 
 class Form(NamedTuple):
-    """The arrays of an argument, and `rebuild`, which makes a like argument of other arrays."""
+    """The arrays of an argument, and `rebuild`, which puts other arrays in the same structure."""
 
     arrays: list[Any]
     rebuild: Callable[[Sequence[Any]], Any]
-    # The leaves of a tree have names, for errors: "['b'][0]", ".weights".
+    # Names of a tree's leaves, for errors: "['b'][0]", ".weights". Empty for a single array.
     names: Sequence[str] = ()
 
     def each(self, take: Callable[..., _Taken], *others: Sequence[Any]) -> list[_Taken]:
-        """The results of `take` for each array; an error names the leaf."""
+        """Calls `take` for each array and returns the results; an error names the leaf."""
         made = []
         for number, arguments in enumerate(zip(self.arrays, *others, strict=True)):
             try:
@@ -47,7 +47,7 @@ class Form(NamedTuple):
         return made
 
     def reworded(self, sentence: str) -> str:
-        """A sentence of the library, with names of leaves in the place of their numbers."""
+        """Replaces the numbers of arrays in an error of the library by names of leaves."""
         if not self.names:
             return sentence
         told = f"{DIFFER_IN_FORM}; this peer's are {first_of(self.names)}. "
@@ -58,7 +58,7 @@ class Form(NamedTuple):
     def number(self) -> int:
         """A hash of the names, equal on all members; 0 for an array, or a plain list of arrays.
 
-        It leaves out the memory address of an object, which the repr of a key may contain.
+        The hash leaves out memory addresses of objects, which the repr of a key may contain.
         """
         if all(name == f"[{index}]" for index, name in enumerate(self.names)):
             return 0
@@ -66,28 +66,29 @@ class Form(NamedTuple):
 
 
 def one(x: object) -> Form:
-    """The form of a single array."""
+    """The Form of a single array."""
     return Form([x], lambda made: made[0])
 
 
 class Frontend(ABC, Generic[ArrayType]):
-    """The arrays of a library: a frontend implements the abstract methods.
+    """Describes the arrays of a library: a frontend implements the abstract methods.
 
-    A frontend may override the methods behind these; their defaults are for arrays that the core
-    takes as they are. The other methods follow.
+    A frontend may override the methods from `place` to `shared`, whose defaults suit arrays that
+    the core takes as they are. The remaining methods use the ones before them.
 
-    `adds` says whether a collective adds elements up, or only moves them or combines their bits.
+    The argument `adds` says whether a collective adds elements up, rather than only moving them or
+    combining their bits.
     """
 
     @abstractmethod
     def array(self, x: object, adds: bool) -> ArrayType:
-        """`x` as an array of the library. Raises TypeError for a dtype."""
+        """`x` as an array of the library. Raises TypeError for a dtype that cannot travel."""
 
     @abstractmethod
     def target(self, x: object, adds: bool, only_read: bool = False) -> ArrayType:
-        """`x`, an array that may be written; else TypeError, or InvalidArgument if read-only.
+        """`x`, if it is a writable array; else raises TypeError, or InvalidArgument if read-only.
 
-        With `only_read` it need not be writable.
+        With `only_read`, `x` may be read-only.
         """
 
     @abstractmethod
@@ -95,19 +96,19 @@ class Frontend(ABC, Generic[ArrayType]):
 
     @abstractmethod
     def reshape(self, x: ArrayType, shape: Shape) -> ArrayType:
-        """The same elements, which are packed, in another shape."""
+        """The packed array `x` in another shape, without a copy."""
 
     @abstractmethod
     def rows(self, x: ArrayType, first: int, end: int) -> ArrayType:
-        """Some rows of `x`, as its own memory."""
+        """Rows [first, end) of `x`, in the memory of `x`."""
 
     @abstractmethod
     def is_packed(self, x: ArrayType) -> bool:
-        """Whether it is contiguous and in native byte order."""
+        """Whether `x` is contiguous and in native byte order."""
 
     @abstractmethod
     def copy(self, x: ArrayType) -> ArrayType:
-        """A packed copy."""
+        """A packed copy of `x`."""
 
     @abstractmethod
     def empty(self, shape: Shape, like: ArrayType) -> ArrayType:
@@ -115,25 +116,25 @@ class Frontend(ABC, Generic[ArrayType]):
 
     @abstractmethod
     def write(self, target: ArrayType, source: ArrayType) -> None:
-        """Copies all elements."""
+        """Copies all elements of `source` to `target`."""
 
     @abstractmethod
     def check_dtypes(self, out: ArrayType, x: ArrayType) -> None:
-        """Raises TypeError if `out` cannot have a result of `x`."""
+        """Raises TypeError if the dtype of `out` does not fit a result of `x`."""
 
     @abstractmethod
     def bounds(self, x: ArrayType) -> tuple[int, int]:
-        """The addresses of its first byte and behind its last; equal if it is empty."""
+        """The addresses of the first byte of `x` and of the byte behind it; equal for no bytes."""
 
     @abstractmethod
     def overlaps(self, x: ArrayType, y: ArrayType) -> bool:
-        """Whether they have memory in common."""
+        """Whether `x` and `y` have memory in common."""
 
     @abstractmethod
     def is_same(self, x: ArrayType, y: ArrayType) -> bool:
-        """Whether they are the same elements in the same order."""
+        """Whether `x` and `y` are the same memory, element by element."""
 
-    # ---- what some libraries have otherwise
+    # ---- defaults that a frontend may override
 
     def place(self, x: ArrayType) -> tuple[int, ...]:
         """Numbers that change if the library gives `x` other memory."""
@@ -144,26 +145,26 @@ class Frontend(ABC, Generic[ArrayType]):
         return x
 
     def width(self, x: ArrayType) -> int:
-        """How many of the core's elements one element of `x` is."""
+        """How many elements of the core one element of `x` is, such as 2 for a complex number."""
         return 1
 
     def written(self, x: ArrayType) -> None:
-        """Called when the core may write to the memory of `x` from now on, or has written to it.
+        """Called when the core may write to the memory of `x` from now on, or has written to `x`.
 
-        The first call comes before an operation begins, the second from the thread that makes its
-        result.
+        The first call comes before an operation begins, the second from the thread that makes the
+        operation's result.
         """
         return
 
     def remedy(self, comm: object) -> str:
-        """The end of an error: what to pass in the place of `comm`, which is not a Group."""
+        """The end of an error that says what to pass instead of `comm`, which is not a Group."""
         return "it comes first, as pccl_py.connect() returns it"
 
     def shared(self, x: object, may_differ: bool) -> ArrayType:
-        """`x` as an array of a shared state, which writes to it unless it may differ."""
+        """`x` as an array of a shared state, which writes to `x` unless `may_differ`."""
         return self.target(x, adds=False, only_read=may_differ)
 
-    # ---- what follows from them
+    # ---- methods that follow from those above
 
     def check_comm(self, comm: object) -> None:
         """Raises TypeError if `comm` is not a Group."""
@@ -174,23 +175,23 @@ class Frontend(ABC, Generic[ArrayType]):
             )
 
     def packed(self, x: ArrayType) -> ArrayType:
-        """`x` itself, or a packed copy."""
+        """`x` itself if it is packed, else a packed copy."""
         return x if self.is_packed(x) else self.copy(x)
 
     def recvs(self, targets: list[ArrayType]) -> list[ArrayType]:
-        """The memory that an operation fills: the targets, or packed arrays in their place."""
+        """The arrays that an operation fills: packed targets, and new arrays in place of others."""
         return [
             each if self.is_packed(each) else self.empty(self.shape(each), each) for each in targets
         ]
 
     def begins(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
-        """Called before an operation begins, which may write although no caller waits for it."""
+        """Calls `written` for the targets to which the operation that begins next may write."""
         for target, recv in zip(targets, recvs, strict=True):
             if target is recv:
                 self.written(target)
 
     def write_back(self, targets: Sequence[ArrayType], recvs: Sequence[ArrayType]) -> None:
-        """Copies to each target from the array that received in its place."""
+        """Copies results to targets in whose place another array has received."""
         for target, recv in zip(targets, recvs, strict=True):
             if target is recv:
                 self.written(target)
@@ -207,13 +208,14 @@ class Frontend(ABC, Generic[ArrayType]):
         gathered: list[Rows] | None = None,
         exchanged: Shape | None = None,
     ) -> list[ArrayType]:
-        """The arrays that are returned: new ones, or `out`.
+        """The arrays for the results: new arrays, or those of `out`.
 
-        The arrays have the shapes of `sends`; or, if rows are `dealt` out, this rank's rows of
-        them; or, if rows are `gathered`, all rows; or the shape of what an all_to_all has
-        `exchanged`. As with NumPy's own functions, an `out` may overlap its input: then the input
-        is copied, in `sends`, unless both are the same memory and the collective takes that, which
-        an all_to_all does not. Raises InvalidArgument if two arrays of `out` share memory.
+        The results have the shapes of `sends`; with `dealt`, the shapes of this rank's rows; with
+        `gathered`, the shapes of all rows; with `exchanged`, the shape of an all_to_all's result.
+        As with NumPy's own functions, an `out` may overlap its input: then a copy replaces the
+        input in `sends`. No copy is made if the input is exactly its part of `out`, except in an
+        all_to_all, which is never in place. Raises InvalidArgument if two arrays of `out` share
+        memory.
         """
         what, shapes = "x", [self.shape(send) for send in sends]
         if dealt is not None:
@@ -257,7 +259,8 @@ class Frontend(ABC, Generic[ArrayType]):
         if len(arrays) == 1:
             return
         bounds = sorted((*self.bounds(array), number) for number, array in enumerate(arrays))
-        # Arrays that end behind the beginning of the next array, as columns of a matrix do.
+        # (end, number) of earlier arrays that reach into the present one, as columns of a matrix
+        # do.
         reaching: list[tuple[int, int]] = []
         for low, high, number in bounds:
             reaching = [(end, other) for end, other in reaching if end > low]
@@ -272,31 +275,31 @@ class Frontend(ABC, Generic[ArrayType]):
 
 
 def flatten(tree: object) -> Form:
-    """The arrays of a tree, and what makes a tree of the same structure of others.
+    """The Form of a tree: its arrays, and `rebuild` for a tree of the same structure.
 
-    A tree is a dict, list, tuple or named tuple of trees, None, or an array; dicts go in the order
-    of their keys. All of its arrays are one operation: one tag, one outcome, and either all of them
-    have their result or none has. They need not have one dtype, and are not copied where they are
-    contiguous and in native byte order. Every member passes a tree of the same structure, shapes
-    and dtypes, and leaves of another name are a Mismatch, so that nobody adds a "bias" to a
-    "weight"; a tree that is a list of arrays goes with a plain list of them, too.
+    A tree is a dict, list, tuple or named tuple of trees, None, or an array; values of a dict are
+    taken in the order of their keys. All arrays of a tree are one operation: one tag, one outcome,
+    and either all arrays have their results or none has. The arrays may have different dtypes;
+    contiguous arrays in native byte order are not copied. Every member passes a tree of the same
+    structure, shapes and dtypes; leaves with different names are a Mismatch, so that no member adds
+    a "bias" to a "weight". A tree that is a list of arrays also goes with a plain list of arrays.
 
-    Ranges of an outcome count the elements of all arrays: for each rank's rows in turn, those of
-    one array after the other.
+    Ranges of an outcome count the elements of all arrays: rank after rank, and for each rank array
+    after array.
     """
     arrays: list[Any] = []
     names: list[str] = []
     build = _plan(tree, "", arrays, names)
     if not arrays:
         raise InvalidArgument("the tree has no arrays: an operation has at least one")
-    # A tree that is an array has no parts to be told from each other.
+    # A tree that is a single array needs no names.
     return Form(arrays, build, names if names != [""] else ())
 
 
 def _plan(
     tree: object, name: str, arrays: list[Any], names: list[str]
 ) -> Callable[[Sequence[Any]], Any]:
-    """A function that makes such a tree of its arrays, which are added to `arrays`."""
+    """Adds the arrays of `tree` to `arrays`; returns a function that builds a tree like it."""
     if tree is None:
         return lambda _: None
     if isinstance(tree, dict):

@@ -1,11 +1,11 @@
-"""Functions: the collectives as users call them, with their types and docstrings, for frontends.
+"""Functions: the collectives of a frontend as users call them, with types and docstrings.
 
-Written once: Functions(frontend) has them for single arrays, Trees(frontend) for trees, and a
-frontend's modules name their methods. In `tree`, `x` and `out` are trees of arrays that go as one
-operation; shapes, dtypes and errors are then those of each array. Each method prepares the arrays
-(frontend.py), calls that of the Group and makes the result of its outcome. On an error every input
-is as it was, in place too (docs/internals/PROMISE.md, P3); an `out` apart from it may hold
-anything.
+Functions(frontend) has the collectives for single arrays, Trees(frontend) for trees; modules of a
+frontend export their methods. In the modules named `tree`, `x` and `out` are trees of arrays that
+are one operation; shapes, dtypes and errors are then those of each array. Each method prepares the
+arrays (frontend.py), calls the method of the Group, and makes the result from the outcome. On an
+error every input keeps its content, in place too (docs/internals/PROMISE.md, P3); a separate `out`
+may hold anything.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Mode = TypeVar("Mode", covariant=True)
 Elsewhere = TypeVar("Elsewhere", covariant=True)
-# Like an array, and none: the result is not of their type.
+# Arguments that are taken as arrays: the result of a function has another type than these.
 Like: TypeAlias = float | list[Any] | tuple[Any, ...]
 
 
@@ -59,10 +59,10 @@ class Single:
 
 
 class Function(Protocol[Mode, P, Elsewhere]):
-    """A function whose result is of the type of `x`; or `Elsewhere`, which ranks beside a root get.
+    """A function whose result has the type of `x`, or `Elsewhere` on ranks that are not the root.
 
-    A type checker knows the arguments of a call that asks for neither a Work nor the outcome, as of
-    `pccl_py.call.Operation`.
+    A type checker checks the arguments of a call without `async_op` and `return_outcome`; with one
+    of these only the function itself checks them.
     """
 
     @overload
@@ -92,7 +92,7 @@ class Function(Protocol[Mode, P, Elsewhere]):
 
 
 class FunctionOf(Protocol[P, Elsewhere]):
-    """A Function as Functions has it."""
+    """A Function as an attribute of the class Functions."""
 
     def __get__(self, owner: Functions[Mode], kind: Any = None) -> Function[Mode, P, Elsewhere]: ...
 
@@ -101,43 +101,43 @@ _Written: TypeAlias = Callable[Concatenate[Any, Group, Any, P], Any]
 
 
 def everywhere(kind: type) -> Callable[[_Written[P]], FunctionOf[P, Never]]:
-    """For a method with the options of `kind` that returns an array on every rank."""
+    """Decorates a method with the options of `kind` that returns an array on every rank."""
     typed: Any = documented(kind, "async_op", "return_outcome")
     return typed  # type: ignore[no-any-return]
 
 
 def at_root(kind: type) -> Callable[[_Written[P]], FunctionOf[P, None]]:
-    """For a method that returns an array on the root, and None elsewhere."""
+    """Decorates a method that returns an array on the root, and None on other ranks."""
     typed: Any = documented(kind, "async_op", "return_outcome")
     return typed  # type: ignore[no-any-return]
 
 
 def in_place(kind: type) -> Callable[[Callable[Concatenate[Any, P], Any]], Method[P]]:
-    """For a method that returns the outcome."""
+    """Decorates a method that returns the outcome."""
     typed: Any = documented(kind, "async_op")
     return typed  # type: ignore[no-any-return]
 
 
 class Functions(Generic[Mode]):
-    """The collectives over a frontend's arrays; Trees has those over trees of them."""
+    """The collectives over a frontend's arrays; Trees has the collectives over trees of arrays."""
 
     def __init__(self, frontend: Frontend[Any]) -> None:
         self._frontend = frontend
 
     def form(self, x: object) -> Form:
-        """The arrays of an argument."""
+        """The Form of an argument, here a single array."""
         return one(x)
 
     @everywhere(ReduceOptions)
     def all_reduce(
         self, comm: Group, x: Any, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:
-        """The reduction of `x` over all members, as a new array like `x`, or in `out`.
+        """Reduces `x` over all members; returns a new array like `x`, or `out`.
 
         `x`: any layout, a dtype in `pccl_py.DType`; all peers pass the same shape and dtype. `out`:
-        an array of the shape and dtype of `x`, in any layout; it may be `x` or overlap it, as with
-        NumPy's own functions. A new array is C-contiguous and in native byte order. On any error
-        `x` keeps its content.
+        an array of the shape and dtype of `x`, in any layout; `out` may be `x` or overlap `x`, as
+        with NumPy's own functions. A new array is C-contiguous and in native byte order. On any
+        error `x` keeps its content.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x, adds=_adds(options))
@@ -189,13 +189,14 @@ class Functions(Generic[Mode]):
         return_outcome: bool = False,
         **options: Unpack[ManyOptions],
     ) -> Any:
-        """The reduction of each of `xs`, as a list of new arrays, or in the arrays of `out`.
+        """Reduces each of `xs` over all members; returns a list of new arrays, or the arrays of
+        `out`.
 
         Each array is an operation of its own, like an `all_reduce`; array i has the tag `tag` + i.
         The operations begin in order, at most `in_flight` at once. An aborted operation is
         repeated, up to `retry` times: an abort reaches all members, so all members repeat it. All
         members pass equally many arrays and the same `retry`. `deadline` limits the whole call.
-        With `return_outcome` the second list has the outcome of each operation.
+        With `return_outcome` the call returns (results, outcomes), two lists.
 
         The call tries all operations, also after one has failed. Then it raises the error of the
         first operation that failed; `error.works` has the last operation of each array. On any
@@ -220,8 +221,8 @@ class Functions(Generic[Mode]):
     ) -> list[Outcome]:
         """Reduces all `xs`, of any layout, over all members in place, and returns the outcomes.
 
-        On an error each of `xs` has its result, if its operation committed, or keeps its content.
-        Otherwise as `all_reduce_many`.
+        On an error an array of `xs` has its result if its operation committed, and else keeps its
+        content. Otherwise as `all_reduce_many`.
         """
         self._frontend.check_comm(comm)
         parts = _Parts()
@@ -238,7 +239,7 @@ class Functions(Generic[Mode]):
     def reduce(
         self, comm: Group, x: Any, out: Any = None, root: Root = 0, **options: Unpack[ReduceOptions]
     ) -> Any:
-        """The reduction of `x` over all members, on `root` (a rank of the epoch, or a peer id).
+        """Reduces `x` over all members for `root` (a rank of the epoch, or a peer id).
 
         The root gets a new array, or `out`; other ranks get None, and ignore `out`. `x` and `out`
         are as for `all_reduce`. If the root is lost, all members get Aborted.
@@ -284,7 +285,7 @@ class Functions(Generic[Mode]):
     ) -> Any:
         """Overwrites `x`, of any layout, with the `x` of `root`; returns the outcome.
 
-        A read-only `x` is a ValueError, except on the root, which only reads it. Otherwise as
+        A read-only `x` is a ValueError, except on the root, which only reads `x`. Otherwise as
         `broadcast`.
         """
         self._frontend.check_comm(comm)
@@ -347,13 +348,13 @@ class Functions(Generic[Mode]):
         counts: Counts = None,
         **options: Unpack[MoveOptions],
     ) -> Any:
-        """`x` of all members, one behind the other along axis 0 in rank order; new, or in `out`.
+        """The rows of `x` of all members in rank order, as a new array or in `out`.
 
         `x`: shape (k, ...) for a result of shape (n * k, ...) in a world of n ranks; or with
         `counts`, counts[rank] rows, for a result of sum(counts) rows. An array of no dimension is a
         row of one element: n of them make the shape (n,). All peers pass equal shapes except for
         the rows, equal `counts` and dtypes; dtypes are those of `broadcast`. `out`: an array of the
-        shape and dtype of the result; `x` may be this rank's rows of `out`, or overlap it.
+        shape and dtype of the result; `x` may be this rank's rows of `out`, or overlap `out`.
 
         After a member was lost or has left, the call raises Aborted on all members, and so do later
         calls until an `admit` begins an epoch without that member (`Admission.changed`). With
@@ -409,7 +410,7 @@ class Functions(Generic[Mode]):
         """This rank's rows of the `x` of `root`: the root gets a new array or `out`, others `out`.
 
         `x`: on the root, n * k rows in a world of n ranks, or with `counts` sum(counts) rows; `out`
-        may be the root's rows of `x`, or overlap it. Other ranks ignore `x`, and need `out`, whose
+        may be the root's rows of `x`, or overlap `x`. Other ranks ignore `x`, and need `out`, whose
         shape says what they receive. If the root is lost, all members get Aborted. Dtypes are those
         of `broadcast`.
         """
@@ -469,11 +470,11 @@ class Functions(Generic[Mode]):
 
         `x`: n * k rows in a world of n ranks, of which k go to each rank; all peers pass the same
         shape and dtype. Or `send_counts` says how many rows go to each rank, and `recv_counts` how
-        many come from each rank: any two peers must agree about the rows between them, else
-        Mismatch, and all rows have the same shape. With counts, bool and floats of eight bits go as
+        many come from each rank: any two peers must agree about the rows between them, else both
+        get Mismatch. All rows have the same shape. With counts, bool and floats of eight bits go as
         u8 and a complex number as two floats, and members do not notice if these dtypes differ.
-        `out`: an array of the shape and dtype of the result; it may be `x`, or overlap it. Dtypes
-        are those of `broadcast`. After a loss the call ends as an `all_gather` does.
+        `out`: an array of the shape and dtype of the result; `out` may be `x`, or overlap `x`.
+        Dtypes are those of `broadcast`. After a loss the call ends as an `all_gather` does.
         """
         self._frontend.check_comm(comm)
         form, sends = self._sources(x)
@@ -494,7 +495,7 @@ class Functions(Generic[Mode]):
     def barrier(self, comm: Group, **options: Unpack[BroadcastOptions]) -> Any:
         """Returns the outcome once every member that is left has called `barrier`.
 
-        With recovery "complete" it raises Aborted if a member is lost.
+        With recovery "complete" the call raises Aborted if a member is lost.
         """
         self._frontend.check_comm(comm)
         return comm.barrier(**options)
@@ -526,10 +527,10 @@ class Functions(Generic[Mode]):
         given = self._memory(recvs), src
         return self._run(comm.recv, given, options, one(x), targets, recvs)
 
-    # ---- what they are made of
+    # ---- helpers of the collectives
 
     def received(self, comm: Group, made: Any, src: Root, options: Any) -> Any:
-        """Receives from `src` into `made`, a new packed array, and returns it."""
+        """Receives from `src` into `made`, a new packed array, and returns `made`."""
         self._frontend.check_comm(comm)
         form, given = one(made), (self._memory([made]), src)
         return self._run(comm.recv, given, options, form, [made], [made], form.rebuild)
@@ -573,14 +574,14 @@ class Functions(Generic[Mode]):
         return form.each(rows, parts)
 
     def _wide(self, rows: Rows, x: Any) -> Rows:
-        """The rows, with the elements of each rank as the core counts them."""
+        """Converts `rows.elements` to elements of the core, by the width of the dtype of `x`."""
         width = self._frontend.width(x)
         if width == 1 or rows.elements is None:
             return rows
         return replace(rows, elements=[count * width for count in rows.elements])
 
     def _parts(self, comm: Group, x: Any, counts: Counts) -> tuple[Form, list[Any], list[Rows]]:
-        """The rows that this rank passes; an array of no dimension is a row of one element."""
+        """The Form, arrays and Rows of this rank's part; an array of no dimension is one row."""
         (form, parts), frontend = self._sources(x), self._frontend
         parts = [each if frontend.shape(each) else frontend.reshape(each, (1,)) for each in parts]
         return form, parts, self._rows_of(comm, form, parts, counts)
@@ -595,7 +596,7 @@ class Functions(Generic[Mode]):
         form: Form,
         out: Any,
     ) -> Any:
-        """Returns `out`, or what `form` makes of the targets; None where this rank has none."""
+        """Runs `collective`; returns `out`, or the targets in the structure of `form`, or None."""
         recvs = None if targets is None else self._frontend.recvs(targets)
 
         def answer(made: Sequence[Any]) -> Any:
@@ -609,7 +610,8 @@ class Functions(Generic[Mode]):
     def _memory(self, arrays: list[Any] | None) -> Any:
         """Packed arrays as the core takes them.
 
-        A single array goes without a list: it may have counts, and its errors have no number.
+        A single array is passed without a list, so it may have counts, and errors give it no
+        number.
         """
         if arrays is None:
             return None
@@ -626,7 +628,7 @@ class Functions(Generic[Mode]):
         recvs: Sequence[Any] = (),
         answer: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Any:
-        """Begins the operation; it returns the outcome, or the `answer`, which may go with it."""
+        """Runs `collective`; returns the outcome, or `answer(targets)`, or with an option both."""
         told = answer is not None and options.pop("return_outcome", False)
         check(collective.__name__, options)
 
@@ -657,11 +659,11 @@ class _Parts:
         self._names: list[str] = []
 
     def all_reduce(self, array: Any, out: Any = None, **beside: Any) -> None:
-        """Keeps an operation, in the place of the Group's `all_reduce`, which would run it."""
+        """Stands in for the Group's `all_reduce`: keeps the operation instead of running it."""
         self._parts.append(Part(array, array if out is None else out, beside))
 
     def receive(self, form: Form, targets: Sequence[Any]) -> None:
-        """Notes the arrays that get results of the operation that was kept last."""
+        """Notes `targets` as the arrays that get the results of the operation kept last."""
         number = len(self._parts) - 1
         self._targets += targets
         self._names += [f"xs[{number}]{name}" for name in form.names or [""]]

@@ -1,8 +1,8 @@
-"""SharedState over the arrays of a frontend. Only layout is decided here.
+"""SharedState over the arrays of a frontend, in any layout.
 
-Packed arrays are shared as they are. Others are packed before each sync and written back when it
-has committed, so that on an error every array is as it was. Everything else is pccl_py's:
-election, transfer, errors (pccl_py/shared_state.py).
+Packed arrays are shared themselves. An array that is not packed is copied into a packed array
+before each sync, and back when the sync has committed, so that on an error every array keeps its
+content. pccl_py/shared_state.py does everything else: election, transfer, errors.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pccl_py.words import StateRules, Strategy, StrategyName
 class SharedState(Closing, Generic[ArrayType]):
     """Named arrays that `sync` makes equal on all members; see `pccl_py.Group.shared_state`.
 
-    Raises what the frontend raises for what is no array of its own, or one that must not be
-    written, unless it is among `may_differ`; and the errors of `Group.shared_state`. With
-    `prefetch`, newcomers get an array that is packed for a sync as it was at the last one.
+    Raises the frontend's error for a value that is no array of its library, or for a read-only
+    array that is not among `may_differ`; and the errors of `Group.shared_state`. With `prefetch`,
+    newcomers fetch an array that is not packed as it was at the last sync.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class SharedState(Closing, Generic[ArrayType]):
         frontend.check_comm(comm)
         own = may_differ if isinstance(may_differ, str) else list(may_differ)
         self._frontend = frontend
-        # Arrays of other layouts, and the packed ones that stand for them.
+        # Arrays that are not packed, each with the packed array that is shared in its place.
         self._packed: list[tuple[ArrayType, ArrayType]] = []
-        # Arrays that are shared as they are, by their names, and where they are.
+        # Arrays that are shared themselves: (name, array, its place in memory).
         self._plain: list[tuple[str, ArrayType, tuple[int, ...]]] = []
         shared = {key: self._share(key, array, key in own) for key, array in arrays.items()}
         self._state: CoreState = comm.shared_state(
@@ -61,7 +61,7 @@ class SharedState(Closing, Generic[ArrayType]):
             self._plain.append((key, checked, frontend.place(checked)))
             return frontend.memory(checked)
         packed = frontend.empty(frontend.shape(checked), checked)
-        if not may_differ:  # else its content counts for nothing
+        if not may_differ:  # the content of a `may_differ` array is not synced
             self._packed.append((checked, packed))
         return frontend.memory(packed)
 
@@ -84,7 +84,7 @@ class SharedState(Closing, Generic[ArrayType]):
     ) -> SyncOutcome:
         """Makes the arrays equal on all members; see `pccl_py.SharedState.sync`.
 
-        Raises InvalidUsage, too, if an array has been given other memory since the state was made.
+        Also raises InvalidUsage if an array has moved in memory since the state was made.
         """
         frontend = self._frontend
         for key, array, place in self._plain:
@@ -104,7 +104,7 @@ class SharedState(Closing, Generic[ArrayType]):
         return outcome
 
     def close(self) -> None:
-        """Lets go of the arrays, which stay as they are. Idempotent."""
+        """Releases the arrays, which keep their content. Idempotent."""
         self._state.close()
 
     def __repr__(self) -> str:
