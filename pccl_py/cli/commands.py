@@ -131,7 +131,7 @@ Congestion = Annotated[
         parser=_word(parse_congestion),
         metavar="WORD",
         help="Congestion control of the connections between peers, auto, system, bbr or cubic: "
-        "docs/guides/NETWORKING.md. " + default("auto"),
+        "docs/guides/PERFORMANCE.md. " + default("auto"),
     ),
 ]
 Probe = Annotated[

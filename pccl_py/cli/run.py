@@ -373,6 +373,9 @@ class Processes:
             and (name not in ("MASTER_ADDR", "MASTER_PORT") or keeps_master)
             and (name != "PCCL_PEER_ID" or _is_for_any_process(value))
         }
+        # A program for PCCL 1.0 has its level in the second variable, which the first overrides.
+        if not {"PCCL_LOG", "PCCL_LOG_LEVEL"} & inherited.keys():
+            inherited["PCCL_LOG"] = "warning"
         return {
             **inherited,
             **settings,

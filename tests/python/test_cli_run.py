@@ -47,6 +47,25 @@ def test_each_process_learns_who_it_is_and_where_to_connect(start: Any) -> None:
     assert program.errors == ""
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({}, "warning"), ({"PCCL_LOG": ""}, ""), ({"PCCL_LOG_LEVEL": "DEBUG"}, None)],
+)
+def test_a_process_prints_warnings_unless_its_user_says_otherwise(
+    start: Any, given: dict[str, str], told: str | None
+) -> None:
+    source = (
+        "import logging, os, pccl_py as pccl\n"
+        "pccl.Coordinator().close()\n"  # the log begins
+        "print(repr(os.environ.get('PCCL_LOG')))\n"
+        "logging.getLogger('pccl').warning('so it is')"
+    )
+    program = start("run", "-n", "1", "--", *PYTHON, source, module=CLI, **given)
+    assert program.end() == 0, program.errors
+    assert program.rest() == f"[0] {told!r}\n"
+    assert ("[0] " in program.errors and "so it is" in program.errors) == (told == "warning")
+
+
 def test_the_first_processes_have_their_numbers_as_ranks_and_nobody_else_has_their_ids(
     start: Any,
 ) -> None:
