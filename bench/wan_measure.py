@@ -369,7 +369,9 @@ def tables(rows: list[Row]) -> list[Table]:
             f"{seconds.value:.3g}",
             f"{share.value:.0%}",
             "" if share.baseline_value is None else f"{share.baseline_value:.0%}",
-            f"{significant(taken)} ({seconds.baseline_value / taken:.0%})" if taken else "",
+            f"{significant(taken)} ({seconds.baseline_value / taken:.0%})"
+            if taken and seconds.baseline_value
+            else "",
         )
         if small is not None:
             times.add_row(f"{name}: the small one", "", significant(small.value), "", "", "")

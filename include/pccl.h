@@ -147,8 +147,8 @@ typedef enum pccl_plan {
   PCCL_PLAN_MESSAGE = 3 /* in an outcome only: data goes from the sender to the receiver of a message */
 } pccl_plan_t;
 
-/* The congestion control of a peer's lanes, by which TCP finds out how fast it may send (docs/guides/PERFORMANCE.md). If
- * the system does not let this process use bbr or cubic, the log says once what to do, and the system's stays. */
+/* The congestion control of a peer's lanes, by which TCP finds out how fast it may send (docs/guides/PERFORMANCE.md).
+ * If the system does not let this process use bbr or cubic, the log says once what to do, and the system's stays. */
 typedef enum pccl_congestion {
   PCCL_CONGESTION_AUTO = 0,   /* the system's, with exceptions: bbr, if permitted, on links that lose packets though no
                                  queue on the way is full; reno between peers of one machine; and reno instead of cubic

@@ -546,17 +546,16 @@ def connect(
     PCCL_PORTS, or any free port. `deadline`: default deadline of all operations, in seconds;
     PCCL_DEADLINE, or 10 minutes. `connect_timeout`: seconds until CoordinatorUnreachable;
     PCCL_CONNECT_TIMEOUT, or 30. `peer_id`: 32 hexadecimal digits; PCCL_PEER_ID, or random. `label`:
-    name of this peer for people, up to 80 bytes, shown in errors, logs and the status, in which %h
-    is the host and %p the process id; PCCL_LABEL, or "%h:%p". `reconnect_timeout`: seconds that
-    calls wait for a coordinator that is away, 0 for not at all; after these seconds this peer is
-    out of its groups, and all calls end with CoordinatorUnreachable, or with InDoubt after the
-    vote; PCCL_RECONNECT_TIMEOUT, or until the deadlines of the calls. `send_rate`: what this peer
-    sends to all others together at most, "200mbit", "25MB" or bytes per second, and to single peers
-    by their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
+    name for people, up to 80 bytes, in errors, logs and the status, in which %h is the host and %p
+    the process id; PCCL_LABEL, or "%h:%p". `reconnect_timeout`: seconds that calls wait for a
+    coordinator that is away, 0 for not at all; after these seconds this peer is out of its groups,
+    and all calls end with CoordinatorUnreachable, or with InDoubt after the vote;
+    PCCL_RECONNECT_TIMEOUT, or until the deadlines of the calls. `send_rate`: what this peer sends
+    to all others together at most, "200mbit", "25MB" or bytes per second, and to single peers by
+    their labels, "200mbit,eu-1=20mbit" or {None: "200mbit", "eu-1": "20mbit"}
     (docs/guides/NETWORKING.md); PCCL_SEND_RATE, or no limit. `congestion`: the congestion control
-    of this peer's lanes, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or
-    "auto". `probe`: whether this peer's links are probed, "auto" or "off" (`Probe`); PCCL_PROBE, or
-    "auto".
+    of its lanes, "auto", "system", "bbr" or "cubic" (`Congestion`); PCCL_CONGESTION, or "auto".
+    `probe`: probes of its links, "auto" or "off" (`Probe`); PCCL_PROBE, or "auto".
 
     Raises InvalidArgument, CoordinatorUnreachable, AuthenticationFailed, VersionMismatch,
     DeadlineExceeded, SystemRefused. Ctrl-C withdraws the attempt to join.
