@@ -698,7 +698,7 @@ class _Span(NamedTuple):
 
 
 def check_no_root(out: object) -> None:
-    """Raises TypeError if `out` is a rank or a peer id. All ranks check this, so no rank waits."""
+    """Raises TypeError if `out` is a rank or a peer id, on all ranks, so that no rank waits."""
     if isinstance(out, (int, PeerId)):
         raise TypeError(f"out must be an array, not {out!r}: name a root as root={out!r}")
 

@@ -45,7 +45,8 @@ pub const Direct = struct {
     ways: []Way = &.{},
     /// Pieces of which some contributions have come or are coming in.
     pending: std.ArrayList(Pending) = .empty,
-    /// Results that their audience can get only from here, each in the slot of a contribution.
+    /// Results that other members can get only from this peer, each in the slot that held a
+    /// contribution.
     passing: std.ArrayList(Passing) = .empty,
     /// By piece: its index in `pending`, or `no_place`.
     places: []u16 = &.{},

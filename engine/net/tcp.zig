@@ -318,7 +318,7 @@ const Bucket = struct {
     /// up.
     const steps = 4;
 
-    /// The number of bytes that may leave now.
+    /// The number of bytes that may leave now without exceeding the rate.
     fn room(bucket: *const Bucket, now: Instant) u64 {
         if (bucket.rate == 0) return std.math.maxInt(u64);
         const held_ns = steps * bucket.step_ns() -| (bucket.full_at -| now);

@@ -56,7 +56,7 @@ pub fn on_called(
     message: *const control.Called,
 ) ProtocolError!void {
     if (message.attempt > epoch.attempt) return error.Unexpected;
-    // A member's report tells its calls of a passed attempt, so this `called` adds nothing.
+    // The member's report has told its calls of an attempt that is over: `called` adds nothing.
     if (message.attempt < epoch.attempt or !epoch.running) return;
     if (epoch.is_decided(message.op)) return;
     const known = try operation.record_of(run, epoch, message.op, &message.descriptor, rank) orelse

@@ -1123,7 +1123,7 @@ test "pages that nobody asked for, that lie about their place or never end are r
     try std.testing.expectError(error.Unexpected, s.page(gpa, 2, &page)); // a third rank
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page)); // an empty page
     page.tensors = .{ .count = 1, .encoded = "of no account" };
-    page.first = 3; // the page asked for begins with 0
+    page.first = 3; // the page that was asked for begins with tensor 0
     try std.testing.expectError(error.Unexpected, s.page(gpa, 0, &page));
     page.first = 0;
     try s.page(gpa, 0, &page);

@@ -238,8 +238,8 @@ pub const header_bytes = magic.len + 8;
 /// The first bytes of journal and log: magic, version, CRC-32 of both.
 pub const header: [header_bytes]u8 = header_of(version);
 
-/// The first and last byte of a record. One flipped bit makes neither byte zero, so a zero there
-/// shows that the disk never wrote that part of the record.
+/// The values of the first and the last byte of a record. One flipped bit makes neither byte zero,
+/// so a zero there shows that the disk never wrote that part of the record.
 const mark_begin: u8 = 0xd7;
 const mark_end: u8 = 0x9b;
 /// The head of a record: mark, number, length of the body, CRC-32 of these.

@@ -62,8 +62,8 @@ pub const Failure = struct {
     outside: Mask = .empty,
     /// The operations in which the ranks in `missing` waited.
     elsewhere: Told = .{},
-    /// Nanoseconds for which the coordinator had been silent, if more than a heartbeat allows; else
-    /// 0.
+    /// Nanoseconds for which the coordinator had been silent when the call failed, if more than a
+    /// heartbeat allows; else 0.
     coordinator_silent_ns: u64 = 0,
     /// Nanoseconds without a connection to the coordinator; null: it was connected.
     coordinator_away_ns: ?u64 = null,
@@ -1174,8 +1174,8 @@ pub const Member = struct {
         const votes = message.is_vote();
         switch (op.state) {
             .running, .voted => op.state = if (votes) .voted else .running,
-            // A call in doubt offers nothing more, so this member asks for the abort again: others
-            // would wait for its offer.
+            // A call in doubt sends no `state_offer` any more, so this member asks for the abort
+            // again: the other members would wait for its offer.
             .in_doubt => return m.ask_to_abort(op),
             .new, .queued, .finished => return,
         }

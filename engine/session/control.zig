@@ -1,8 +1,7 @@
 //! Control: the connection to the coordinator, which is opened, lost and opened again. Each message
 //! of the coordinator goes to the file that it concerns. Without the connection, data still moves.
-//! The file also carries out the decisions of members. membership.zig has the groups that come and
-//! go by the coordinator's word; protocol/member.zig decides. All functions are free functions on
-//! Session.
+//! The file also carries out the actions that protocol/member.zig decides on. membership.zig adds
+//! and ends groups when the coordinator says so. All functions are free functions on Session.
 
 const std = @import("std");
 const base = @import("base");

@@ -272,7 +272,7 @@ pub const Lane = struct {
     into_owner: ?Owner = null,
     into_slot: u16 = collective.no_slot,
     /// Frames of acknowledged kinds that have come in whole, including those thrown away.
-    /// `ack_due`: the other side waits for this number.
+    /// `ack_due`: the other peer has not been told the present value of `taken`.
     taken: frame.Header.Count = 0,
     ack_due: bool = false,
     /// The memory of the payload that is coming in, if it was sent ahead of time; else empty.
@@ -450,7 +450,8 @@ pub const Lane = struct {
         @memcpy(lane.head_room(bytes.len), bytes);
     }
 
-    /// Room for a head of `bytes` bytes that goes out. The caller writes the head at once.
+    /// Room for the head of an outgoing frame, of `bytes` bytes. The caller fills the room before
+    /// anything else happens to the lane.
     pub fn head_room(lane: *Lane, bytes: usize) []u8 {
         assert(lane.out_head_left.len == 0 and lane.out_payload.len == 0);
         const room = lane.out_head[0..bytes];

@@ -253,8 +253,8 @@ const patience_from_ns = 10 * std.time.ns_per_ms;
 const patience_most_ns = 1 * std.time.ns_per_ms;
 const patience_part = 64;
 
-/// Bytes in flight on the fullest link. An operation reserves slots for these bytes, but for no
-/// more than half of its own size (collective/board.zig).
+/// Bytes in flight on the link that has the most bytes in flight. An operation reserves slots for
+/// these bytes, but for no more than half of its own size (collective/board.zig).
 pub fn window(links: []const *Link) u64 {
     var most: u64 = 0;
     for (links) |link| most = @max(most, link.flow.in_air());

@@ -129,8 +129,9 @@ pub const Pacer = struct {
         /// A probe raises the rate by one part in `probe_part`. On a long path a probe lasts two
         /// intervals longer than the round trip, and adds a queue of less than 50 ms.
         probe_part: u64 = 8,
-        /// The signs are for short calls, which end after few intervals. So a queue lasts until
-        /// hardly any packet waits, and data that arrives while a queue shrinks counts, too.
+        /// The signs of a full link (the fields above) are those for short calls, which end after
+        /// few intervals. So a queue lasts until hardly any packet waits, and data that arrives
+        /// while a queue shrinks counts, too.
         is_brief: bool = false,
     };
 

@@ -691,7 +691,7 @@ def _digest(handles: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The answer of a safe point.
+    """The members that came and went at a safe point: the result of `admit`.
 
     `joined` has the ranks, in the default group, of its new members; `left` the ranks that members
     had before they were lost or left. `changed`: the members of some group have changed, or this

@@ -322,7 +322,7 @@ class DistributedDataParallel(Parallel):  # type: ignore[misc]  # of type Any
 
     The wrapper of torchft 0.2.0 raises AssertionError after a failed all_reduce, over any process
     group of the CPU: it asks the work for a future that exists only after success. This wrapper
-    does the same as the wrapper of the nightlies, which does not fail.
+    averages as the wrapper of torchft's nightlies does, which does not ask for that future.
     """
 
     _comm_hook = staticmethod(_average)
