@@ -169,7 +169,7 @@ def follow_framework(name: str, program: str) -> None:
 
 
 def follow_commands(block: str) -> None:
-    """Runs the commands of the console block unchanged: one compiles, the other runs three peers."""
+    """Runs the two commands of the console block unchanged: a compiler, and three peers."""
     compile_it, run_it = (line.removeprefix("$ ") for line in block.splitlines())
     for command in (compile_it, run_it):
         say(command)
