@@ -35,8 +35,7 @@ RANDOM = np.random.default_rng()  # for real secrets use a cryptographic generat
 
 
 class Adapted(nn.Module):
-    """A linear layer with weights W + BA. The first dimension of A and B may be the records of a
-    batch."""
+    """A linear layer with weights W + BA. The first dimension of A and B may be the records."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -71,18 +70,15 @@ def adapt(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def all_records() -> Tensor:
-    """All records, (count, CONTEXT + 1) bytes, from Python's tables of characters: text unlike that
-    of `base`."""
+    """All records, (count, CONTEXT + 1) bytes, of a text that is unlike that of `base`."""
     files = sorted(Path(sysconfig.get_path("stdlib"), "encodings").glob("*.py"))
     text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8).astype(np.int64)
     return torch.from_numpy(np.resize(text, (len(text) // (CONTEXT + 1), CONTEXT + 1)))
 
 
 def set_gradients(model: nn.Module, factors: dict[str, nn.Parameter], own: Tensor) -> None:
-    """Sets the gradient of each factor to the mean of clipped gradients of random records, plus
-    noise."""
-    # Draws each record independently (Poisson), and copies the factors for each: so each record has
-    # a gradient of its own.
+    """Sets each factor's gradient: the mean of clipped gradients of random records, plus noise."""
+    # Records are drawn independently (Poisson). Copied factors give each record its own gradient.
     drawn = own[torch.from_numpy(RANDOM.random(len(own)) < BATCH / len(own))]
     copies = [p.detach().expand(len(drawn), *p.shape).requires_grad_() for p in factors.values()]
     loss = torch.func.functional_call(model, dict(zip(factors, copies, strict=True)), (drawn,))
