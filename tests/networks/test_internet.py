@@ -68,6 +68,28 @@ def test_two_homes_meet_through_a_peer_on_the_machine_of_the_coordinator(
             assert out == "sum 3\n", (out, errors)
 
 
+def test_after_a_leak_a_new_directory_shuts_out_the_old_token_and_its_peers(tmp_path: Path) -> None:
+    """The steps of the guide on one machine: the new coordinator has the old one's address."""
+    old, new = str(tmp_path / "run-1"), str(tmp_path / "run-2")
+    first = pccl.Coordinator(bind="127.0.0.1:0", state=old)
+    with pccl.connect(first.token, deadline=60) as peer:
+        peer.admit()
+        first.close()
+        with pccl.Coordinator(bind=f"127.0.0.1:{first.port}", state=new) as second:
+            # The call ends, and `pccl.steps` connects again, which is refused.
+            with pytest.raises(pccl.CoordinatorUnreachable, match="for another run"):
+                peer.all_reduce(array.array("f", [1.0]))
+            with pytest.raises(
+                pccl.AuthenticationFailed, match="belongs to another run.*fresh token"
+            ):
+                pccl.connect(first.token)
+            with pccl.connect(second.token) as comm:
+                assert comm.admit().world_size == 1
+            run_id = pccl.token_parse(second.token).run_id
+    with pytest.raises(pccl.PcclError, match="run"):
+        pccl.Coordinator(bind="127.0.0.1:0", state=old, run_id=run_id)
+
+
 def test_two_homes_reach_each_other_through_wireguard(internet: Internet, tmp_path: Path) -> None:
     """The machine in the middle has no peer, and its public address no port of PCCL."""
     vm, homes = internet.public(), [internet.behind_nat() for _ in range(2)]
