@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
     "chunk_bytes": 1024,
     "window_bytes": 16 * 1024,
     "heartbeat": 0.1,
-    "silence": 1.0,
+    "silence": 2.0,
 }
 # Errors that a call may end with when somebody lies.
 CLEAR_ERRORS = ("Aborted", "DeadlineExceeded", "Mismatch", "InDoubt", "TooFewPeers")

@@ -25,6 +25,7 @@ SMOKE = ("diloco", "diloco int8", "streaming e3m0", "sparseloco", "jax diloco")
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.alone
 def test_each_method_has_a_loss_and_its_bytes_beside_synchronous_training(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "diloco", "--quick", "--json", "--part", "quality"]
     methods = {name: cases(QUICK)[name] for name in SMOKE}
