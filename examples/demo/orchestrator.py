@@ -74,6 +74,10 @@ class Processes:
             self._started.setdefault(source, []).append(child)
             self._put({**about, "kind": "started", "pid": child.pid})
 
+    def say(self, source: str, line: str) -> None:
+        """Writes a line to a process's standard input."""
+        self._started[source][-1].say(line)
+
     def kill(self, source: str) -> None:
         """Kills a process with SIGKILL."""
         self._started[source][-1].signal(signal.SIGKILL)
@@ -123,6 +127,7 @@ class Orchestrator:
         self._token = ""
         self._started: set[int] = set()
         self._coordinator_killed = False
+        self._newcomer_called = False
         self._state = ""  # folder of the coordinator's journal, for its restart
 
     def run(self) -> Story:
@@ -156,7 +161,7 @@ class Orchestrator:
             again, self._token = self._token, token
             if again and again != token:
                 self.story.fail(event["seconds"], "the coordinator came back with another token")
-            for index in range(0 if again else settings.peers):
+            for index in range(0 if again else settings.shards):
                 self._start_peer(index, processes)
         elif event["kind"] == "reducing" and event["round"] == settings.restart_round:
             if not self._coordinator_killed:
@@ -165,8 +170,9 @@ class Orchestrator:
         elif event["source"] == COORDINATOR and self._expected(event):
             self._start_coordinator(processes)
         elif event["kind"] == "round" and event["round"] >= settings.join_round:
-            if settings.newcomer not in self._started:
-                self._start_peer(settings.newcomer, processes)
+            if not self._newcomer_called:
+                self._newcomer_called = True
+                processes.say(peer_name(settings.newcomer), "join")
         elif event["kind"] == "exited" and not self._expected(event):
             log = processes.log_path(event["source"])
             reason = f"{event['source']} ended early, exit status {event['exit_code']}: see {log}"

@@ -137,9 +137,15 @@ def reporter() -> Report:
 
 
 def run(join: Callable[[Settings, int, Report], None]) -> None:
-    """Calls `join` with the arguments of the command line, and reports its exception, if any."""
+    """Calls `join` with the arguments of the command line, and reports its exception, if any. The
+    newcomer first waits for a line on standard input, which says that it is to join."""
     settings, index = Settings.from_json(sys.argv[1]), int(sys.argv[2])
     report = reporter()
+    if index == settings.newcomer:
+        # The framework is imported by now. That can take longer than the rest of the run.
+        if not sys.stdin.readline():
+            raise SystemExit("the orchestrator has ended")
+        report("joining")
     try:
         join(settings, index, report)
     except BaseException as error:

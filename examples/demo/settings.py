@@ -35,7 +35,7 @@ class Settings:
     victim: int = 2  # the peer that is killed
     kill_round: int = 9  # the victim is killed in this round
     restart_round: int = 12  # the coordinator is killed in this round, and started again
-    join_round: int = 15  # the newcomer starts when this round is over
+    join_round: int = 15  # the newcomer joins when this round is over
     chunk_bytes: int = 16 * 1024
     # Allows few chunks in flight. With a larger window, the all_reduce's first phase might be over
     # when half of the chunks are settled at the victim, and nothing would be left to redo.
@@ -49,7 +49,7 @@ class Settings:
         if not in_order:
             raise ValueError(
                 f"{self.rounds} rounds leave no room to lose a peer in round {self.kill_round}, "
-                f"start one after round {self.join_round} and train on; take 5 rounds at least"
+                f"add one after round {self.join_round} and train on; take 5 rounds at least"
             )
 
     @classmethod

@@ -130,9 +130,12 @@ class Story:
 
     def _on_started(self, peer: Peer, event: Event) -> None:
         if peer.index == self.settings.newcomer:
-            self._tell(
-                event["seconds"], f"{peer.name} (pid {peer.pid}) starts; the others work on", "join"
-            )
+            peer.state = "waiting"
+
+    def _on_joining(self, peer: Peer, event: Event) -> None:
+        peer.state = "joining"
+        sentence = f"{peer.name} (pid {peer.pid}) joins; the others work on"
+        self._tell(event["seconds"], sentence, "join")
 
     def _on_connected(self, peer: Peer, event: Event) -> None:
         peer.peer_id = event["peer_id"]

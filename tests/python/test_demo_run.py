@@ -112,7 +112,7 @@ def test_a_run_out_of_time_fails_and_ends_its_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_demo_and_its_processes(number: int, tmp_path: Path) -> None:
     # Goal: nothing is left behind. Method: the signal comes when the first epoch is entered, when
-    # the coordinator and four peers run; their ids are what the kernel says they are.
+    # the coordinator and five peers run; their ids are what the kernel says they are.
     command = [sys.executable, "-u", "-m", "examples.demo", "--out", str(tmp_path)]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -127,6 +127,6 @@ def test_a_signal_ends_the_demo_and_its_processes(number: int, tmp_path: Path) -
                 pids = [int(pid) for pid in children.split()]
                 process.send_signal(number)
         code = process.wait(60)
-    assert pids and len(pids) == 5, "".join(lines)
+    assert pids and len(pids) == 6, "".join(lines)
     assert code in (128 + number, -number), "".join(lines)
     assert not any(alive(pid) for pid in pids)

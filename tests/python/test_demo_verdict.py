@@ -108,8 +108,9 @@ def good_events() -> list[Event]:
         {"source": COORDINATOR, "kind": "started", "seconds": 0.0, "pid": 100},
         {"source": COORDINATOR, "kind": "listening", "seconds": 0.1},
     ]
-    for index in range(4):
+    for index in range(5):
         events.append(of_peer(index, "started", 0.2, pid=200 + index))
+    for index in range(4):
         events.append(of_peer(index, "connected", 0.5, peer_id=IDS[index]))
     events += [admitted(index, 1, [0, 1, 2, 3], 0.6) for index in range(4)]
     for number in (1, 2, 3):
@@ -125,7 +126,7 @@ def good_events() -> list[Event]:
         {"source": COORDINATOR, "kind": "listening", "seconds": 3.9},
         *rest,
     ]
-    events.append(of_peer(4, "started", 4.6, pid=204))
+    events.append(of_peer(4, "joining", 4.6))
     events.append(of_peer(4, "connected", 4.7, peer_id=IDS[4]))
     joined = {"rounds_done": 4, "held_out_loss": 3.0, "joined": [IDS[4]]}
     events += [admitted(index, 3, [0, 1, 3, 4], 4.8, **joined) for index in (0, 1, 3)]
@@ -307,12 +308,16 @@ class Started(Processes):
         super().__init__(folder, 0.0)
         self.environments: dict[str, dict[str, str]] = {}
         self.killed: list[str] = []
+        self.said: list[tuple[str, str]] = []
 
     def start(
         self, source: str, command: list[str], environment: dict[str, str], **fields: int
     ) -> None:
         assert source not in self.environments, f"{source} is started twice"
         self.environments[source] = environment
+
+    def say(self, source: str, line: str) -> None:
+        self.said.append((source, line))
 
     def kill(self, source: str) -> None:
         self.killed.append(source)
@@ -330,8 +335,8 @@ def orchestrated(events: list[Event], folder: Path) -> tuple[Story, Started]:
 def test_the_orchestrator_starts_each_peer_once_and_faults_only_the_victim(tmp_path: Path) -> None:
     story, processes = orchestrated(good_events()[:-1], tmp_path)
     assert story.failure is None
-    started = [peer_name(0), peer_name(1), peer_name(2), peer_name(3), COORDINATOR, peer_name(4)]
-    assert list(processes.environments) == started
+    assert list(processes.environments) == [*map(peer_name, range(5)), COORDINATOR]
+    assert processes.said == [(peer_name(4), "join")]
     assert processes.killed == [COORDINATOR]
     del processes.environments[COORDINATOR]
     for source, environment in processes.environments.items():
