@@ -60,14 +60,15 @@ def main() -> None:
         sys.exit(f"bundle: there are no wheels in {out}; `make release` makes them first")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     version = project["project"]["version"]
-    os.environ["SOURCE_DATE_EPOCH"] = str(make_site.commit_time())
+    seconds = make_site.commit_time()
+    os.environ["SOURCE_DATE_EPOCH"] = str(seconds)
     for folder in (ROOT, ROOT / "compat"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(out)]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     site = out / f"pccl-site-{version}.tar.gz"
-    archive(make_site.SITE, site, make_site.commit_time())
+    archive(make_site.SITE, site, seconds)
     bill = out / f"pccl-{version}.cdx.json"
-    bill.write_text(materials(project, make_site.commit_time()), encoding="utf-8")
+    bill.write_text(materials(project, seconds), encoding="utf-8")
     (out / "SHA256SUMS").unlink(missing_ok=True)
     (out / "SHA256SUMS").write_text(checksums(out), encoding="ascii")
     for path in sorted(out.iterdir()):
@@ -105,13 +106,10 @@ def materials(project: dict[str, object], seconds: int) -> str:
     pinned = dict(one.split("==") for one in build["requires"] if "==" in one)
     header = (ROOT / "bindings" / "third_party" / "xla_ffi" / "README.md").read_text("utf-8")
     pinned["jaxlib"] = header.partition("jaxlib ")[2].split()[0]
-    parts = []
-    for name, licence in COMPILED_IN.items():
-        package = BROUGHT_BY.get(name, name)
-        purl = PackageURL("pypi", None, package, pinned[package], None, f"part={name}")
-        part = component(name, pinned[package], licence, ComponentScope.REQUIRED)
-        part.purl = purl if name in BROUGHT_BY else part.purl
-        parts.append(part)
+    parts = [
+        component(name, pinned[BROUGHT_BY.get(name, name)], licence, ComponentScope.REQUIRED)
+        for name, licence in COMPILED_IN.items()
+    ]
     needed = [name_of(requirement) for requirement in about["dependencies"]]
     parts += [component(name, None, None, ComponentScope.REQUIRED) for name in needed]
     extras = about["optional-dependencies"]
@@ -134,12 +132,14 @@ def name_of(requirement: str) -> str:
 def component(
     name: str, version: str | None, licence: str | None, scope: ComponentScope | None
 ) -> Component:
+    package = BROUGHT_BY.get(name, name)
+    part = f"part={name}" if name in BROUGHT_BY else None
     return Component(
         name=name,
         version=version,
         type=ComponentType.LIBRARY,
         scope=scope,
-        purl=PackageURL("pypi", None, name, version),
+        purl=PackageURL("pypi", None, package, version, None, part),
         bom_ref=f"{name}@{version}" if version else name,
         licenses=[LicenseExpression(licence)] if licence else [],
     )
