@@ -43,6 +43,8 @@ pub const Disk = struct {
     const Flip = struct { byte: usize, bit: u3 };
     const flips_max = 3;
 
+    const File = enum { journal, log };
+
     const Write = struct { number: u64, bytes: []const u8, replaces: bool };
 
     pub fn journal_of(disk: *Disk) journal.Journal {
@@ -59,7 +61,7 @@ pub const Disk = struct {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
         disk.behind = false;
         disk.facts.forget_journal();
-        try disk.write_whole(bytes);
+        try disk.write_whole(bytes, .journal);
         disk.facts.read(disk.world.gpa, disk.bytes.items);
         const world = disk.world;
         const node = &world.nodes[world_file.coordinator_index];
@@ -90,14 +92,7 @@ pub const Disk = struct {
 
     fn log_anew(ctx: *anyopaque, bytes: []const u8) error{JournalFailed}!void {
         const disk: *Disk = @ptrCast(@alignCast(ctx));
-        disk.make_room();
-        const part = disk.part_of(2, .log);
-        if ((part catch disk.done_all_the_same) orelse 2 > 0) {
-            disk.log.clearRetainingCapacity();
-            disk.log.appendSlice(disk.world.gpa, bytes) catch @panic("out of memory");
-            disk.facts.read_log(disk.world.gpa, bytes[journal.header_bytes..]);
-        }
-        _ = try part;
+        try disk.write_whole(bytes, .log);
     }
 
     fn give(disk: *Disk, number: u64, bytes: []const u8, replaces: bool) void {
@@ -149,7 +144,7 @@ pub const Disk = struct {
 
     fn perform(disk: *Disk, write: *const Write) error{JournalFailed}!void {
         if (write.replaces) {
-            try disk.write_whole(write.bytes);
+            try disk.write_whole(write.bytes, .journal);
             disk.behind = false;
             return disk.facts.forget_journal();
         }
@@ -161,16 +156,20 @@ pub const Disk = struct {
         _ = try part;
     }
 
-    fn write_whole(disk: *Disk, bytes: []const u8) error{JournalFailed}!void {
-        const world = disk.world;
+    /// The new file takes the place of the old one, or does not.
+    fn write_whole(disk: *Disk, bytes: []const u8, file: File) error{JournalFailed}!void {
+        const gpa = disk.world.gpa;
         disk.make_room();
-        const part = disk.part_of(2, .journal);
-        // The new one takes the place of the old, or does not.
+        const part = disk.part_of(2, file);
         const renamed = (part catch disk.done_all_the_same) orelse 2;
         if (renamed > 0) {
-            disk.flip_count = 0;
-            disk.bytes.clearRetainingCapacity();
-            disk.bytes.appendSlice(world.gpa, bytes) catch @panic("out of memory");
+            const kept = if (file == .log) &disk.log else &disk.bytes;
+            kept.clearRetainingCapacity();
+            kept.appendSlice(gpa, bytes) catch @panic("out of memory");
+            switch (file) {
+                .journal => disk.flip_count = 0,
+                .log => disk.facts.read_log(gpa, bytes[journal.header_bytes..]),
+            }
         }
         _ = try part;
     }
@@ -198,7 +197,7 @@ pub const Disk = struct {
         disk.lose_end_of_log(world.faults.stream(.failing_journal).below(disk.log.items.len + 1));
     }
 
-    /// As a loss of power does.
+    /// Cuts the log after `left` bytes, as a loss of power does.
     pub fn lose_end_of_log(disk: *Disk, left: usize) void {
         disk.world.note("of {d} bytes of the log {d} are left", .{ disk.log.items.len, left });
         disk.log.shrinkRetainingCapacity(left);
@@ -212,11 +211,7 @@ pub const Disk = struct {
     }
 
     /// How much of a write is done before the coordinator dies; null: it lives.
-    fn part_of(
-        disk: *Disk,
-        length: usize,
-        file: enum { journal, log },
-    ) error{JournalFailed}!?usize {
+    fn part_of(disk: *Disk, length: usize, file: File) error{JournalFailed}!?usize {
         const world = disk.world;
         // There are many more writes to the log.
         const rarer: u64 = if (file == .log) 20 else 1;
