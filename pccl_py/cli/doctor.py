@@ -302,15 +302,17 @@ def _both(way: Finding, has_address: bool, back: dict[str, Any] | None) -> Findi
         remedy = "" if way.ok else "one direction is enough"
         return replace(way, ok=True, says=says, remedy=remedy)
     why = back.get("why", "it has not said how that went")
-    says = f"{way.says}; it has not reached this machine{at}: {why}"
-    if not back["address"]:
-        says = f"{way.says}; it has no address of this machine to dial"
+    missed = (
+        f"it has not reached this machine{at}: {why}"
+        if back["address"]
+        else "it has no address of this machine to dial"
+    )
     remedy = (
         "one direction is enough; for both, open PCCL_PORTS here, or PCCL_ADVERTISE what leads here"
         if way.ok
         else f"neither reaches the other: {OPEN}"
     )
-    return replace(way, says=says, remedy=remedy)
+    return replace(way, says=f"{way.says}; {missed}", remedy=remedy)
 
 
 def _around(finding: Finding, member: str, reached: set[str], status: dict[str, Any]) -> Finding:
