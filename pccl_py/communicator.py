@@ -279,7 +279,7 @@ class Group(Collectives):
     def not_entered(self) -> tuple[PeerId, ...]:
         """Members that, as far as this peer knows, have not entered the epoch yet.
 
-        These members are still in the epoch before, and operations wait for them.
+        Operations wait for a member that is still in the epoch before.
         """
         return tuple(PeerId(peer) for peer in self._open().not_entered())
 

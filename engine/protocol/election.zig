@@ -70,11 +70,11 @@ pub const Verdict = union(enum) {
     /// All members hold the same content, and the sync is committed with this digest.
     equal: u128,
     elected: Elected,
-    /// The structures of these two ranks differ.
+    /// Two ranks whose structures differ.
     structure: Differ,
-    /// These two ranks are send_only and offer different contents.
+    /// Two ranks that are send_only and offer different contents.
     conflict: [2]u16,
-    /// By the rule one_sender these two ranks contradict: one is send_only, the other not
+    /// Two ranks that contradict by the rule one_sender: one is send_only, the other is not
     /// receive_only.
     givers: [2]u16,
     /// The offers of these ranks are above the expected revision: they are refused, and the others

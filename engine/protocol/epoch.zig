@@ -53,7 +53,7 @@ pub const MemberState = struct {
     knows_measured: bool = false,
     /// The report of settled chunks that the member owes after a `view`.
     report: ReportOwed = .{},
-    /// Since when the round under way waits for the member's answer: first `prepared`, then
+    /// When the round under way began to wait for the member's answer: first `prepared`, then
     /// `safe_points` (membership.zig).
     round_asked: Asked = .{},
     /// The number of safe points that the member has passed, by its own `safe_points` message.

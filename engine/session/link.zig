@@ -57,7 +57,7 @@ pub const Link = struct {
     retries: u6 = 0,
     /// When the coordinator was last asked for the address of the peer; null: never.
     asked_at: ?base.Instant = null,
-    /// Since when the link is wanted and has no open lane.
+    /// When the link last became wanted without an open lane.
     down_since: base.Instant,
     /// The health of the link that the coordinator was told, or will be told once it is connected.
     told: wire.control.LinkHealth = .up,

@@ -416,8 +416,7 @@ pub const Pacer = struct {
         const is_less = arrives < p.rate / 8 * 7;
         const shrinks = i.waits() + shrinks_ns <= p.waits;
         p.waits = i.waits();
-        // As much arrives as the link was found to carry although less was sent, so the queue
-        // drains.
+        // Less was sent than the link was found to carry, and as much arrives: the queue drains.
         if (arrives >= p.found - p.found / 16) return p.to(.draining, p.rate);
         if (shrinks and !is_less) return p.to(.draining, p.rate);
         p.vain += 1;

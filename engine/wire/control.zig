@@ -1032,7 +1032,7 @@ pub const Waiting = struct {
         .needed = limits.peers_max,
     };
 };
-/// Tells newcomers which peers must act before the group begins, or admits these newcomers.
+/// Tells newcomers which peers must act before the group begins, or before it admits newcomers.
 pub const Awaited = struct {
     group: u16,
     why: Why,
@@ -1048,15 +1048,15 @@ pub const Awaited = struct {
     };
 
     pub const Why = enum(u8) {
-        /// The group begins when the users of these peers have called `admit`.
+        /// The group begins when the users of the peers named have called `admit`.
         begin = 0,
-        /// An epoch has begun, and these peers have not come to their next safe point.
+        /// An epoch has begun, and the peers named have not come to their next safe point.
         safe_point = 1,
-        /// These peers have calls of the previous epoch in flight.
+        /// The peers named have calls of the previous epoch in flight.
         in_flight = 2,
-        /// These peers are founders of the group, and have not asked for it.
+        /// The peers named are founders of the group, and have not asked for it.
         founders = 3,
-        /// These peers' connections to the coordinator have closed: they will return or be lost.
+        /// The peers named have lost their connections to the coordinator: they return or are lost.
         away = 4,
     };
 };

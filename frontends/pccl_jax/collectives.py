@@ -120,7 +120,7 @@ def reduce_scatter(
 
     `x`: shape (n * k, ...) in a world of n ranks, for a result of shape (k, ...). With `counts`, x
     has sum(counts) rows and the result counts[rank] rows, so the program is compiled for this rank.
-    The same shape, dtype and `counts` on every peer. Everything else is as in `all_reduce`.
+    Every peer passes the same shape, dtype and `counts`. Everything else is as in `all_reduce`.
     Backward: X_p = (Y_0, Y_1, ...), an all_gather, and for "avg" divided as in `all_reduce`.
     """
     return _call(Kind.REDUCE_SCATTER, comm, x, options, counts=counts)

@@ -6,7 +6,7 @@ bool tensor must be 0 or 1, as PyTorch makes them: band, bor and bxor combine th
 (pccl_py.kit) makes collectives of the class `Torch`: functions.py names them, and nn.py adds
 gradients.
 
-These errors refuse tensors, before anything is sent:
+Tensors are refused before anything is sent, by an error for each kind:
 
     TypeError            no torch.Tensor; a dtype that no collective takes, or no reduction
     NotImplementedError  (a RuntimeError) sparse, quantized and nested tensors; tensors without

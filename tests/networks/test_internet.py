@@ -36,7 +36,7 @@ def internet() -> Iterator[Internet]:
 
 @contextmanager
 def coordinator(vm: Machine, *options: str) -> Iterator[str]:
-    """Its token."""
+    """Runs a coordinator on `vm`; gives its token."""
     program = vm.start(*COORDINATOR, *options)
     try:
         assert program.stdout is not None

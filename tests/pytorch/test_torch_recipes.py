@@ -64,7 +64,7 @@ def run(program: str, command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Those with a backend and a digest."""
+    """The lines of its output that have a backend and a digest."""
     assert done.returncode == 0, done.stdout + done.stderr
     return re.findall(r"^(?:\[\d\] )?(\w+ [0-9a-f]{32})$", done.stdout, re.MULTILINE)
 
