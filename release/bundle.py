@@ -133,7 +133,7 @@ def component(
     name: str, version: str | None, licence: str | None, scope: ComponentScope | None
 ) -> Component:
     package = BROUGHT_BY.get(name, name)
-    part = f"part={name}" if name in BROUGHT_BY else None
+    part = name if name in BROUGHT_BY else None
     return Component(
         name=name,
         version=version,

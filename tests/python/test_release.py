@@ -27,7 +27,7 @@ def test_the_bill_names_all_that_is_compiled_in_and_all_that_is_required() -> No
         assert parts[bundle.name_of(requirement)]["scope"] == "required"
     assert parts["torch"]["scope"] == "optional"
     assert parts["dp-accounting"]["scope"] == "optional"
-    assert parts["xla_ffi"]["purl"] == "pkg:pypi/jaxlib@0.10.2#part=xla_ffi"
+    assert parts["xla_ffi"]["purl"] == "pkg:pypi/jaxlib@0.10.2#xla_ffi"
     assert bundle.materials(PROJECT, 1_700_000_000) == bundle.materials(PROJECT, 1_700_000_000)
 
 
