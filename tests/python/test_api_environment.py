@@ -46,7 +46,7 @@ def test_every_argument_of_connect_has_a_variable(
         "PCCL_BIND": LOOPBACK,
         "PCCL_ADVERTISE": "127.0.0.1",
         "PCCL_PORTS": "20000-29999",
-        "PCCL_DEADLINE": "0.3",
+        "PCCL_DEADLINE": "2",  # connecting takes longer than 0.3 s on a busy machine
         "PCCL_CONNECT_TIMEOUT": "7.5",
         "PCCL_PEER_ID": "ab" * 16,
         "PCCL_LABEL": "%h/%p 100%%",
@@ -101,6 +101,7 @@ COORDINATOR = {
     "stall": (9.0, "9"),
     "memory": (1 << 25, str(1 << 25)),
     "probe": ("off", "off"),
+    "plans": ("fixed", "fixed"),
 }
 
 
@@ -142,6 +143,7 @@ def test_every_argument_of_the_coordinator_has_a_variable(
         ("SILENCE", "-1", "PCCL_COORDINATOR_SILENCE"),
         ("STALL", "soon", "PCCL_COORDINATOR_STALL.*'soon'"),
         ("PROBE", "on", "unknown PCCL_COORDINATOR_PROBE 'on'.*'auto', 'off'"),
+        ("PLANS", "on", "unknown PCCL_COORDINATOR_PLANS 'on'.*'auto', 'fixed'"),
     ],
 )
 def test_a_variable_of_the_coordinator_that_makes_no_sense_is_named(
