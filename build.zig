@@ -23,20 +23,21 @@ const layers = [_]struct { name: []const u8, root: []const u8, imports: []const 
     .{ .name = "base", .root = "engine/base/root.zig", .imports = &.{} },
     .{ .name = "kernels", .root = "kernels/root.zig", .imports = &.{"base"} },
     .{ .name = "wire", .root = "engine/wire/root.zig", .imports = &.{"base"} },
+    .{ .name = "plan", .root = "engine/plan/root.zig", .imports = &.{"base"} },
     .{
         .name = "protocol",
         .root = "engine/protocol/root.zig",
-        .imports = &.{ "base", "wire" },
+        .imports = &.{ "base", "wire", "plan" },
     },
     .{
         .name = "collective",
         .root = "engine/collective/root.zig",
-        .imports = &.{ "base", "wire", "kernels" },
+        .imports = &.{ "base", "wire", "kernels", "plan" },
     },
     .{
         .name = "session",
         .root = "engine/session/root.zig",
-        .imports = &.{ "base", "wire", "kernels", "protocol", "collective" },
+        .imports = &.{ "base", "wire", "kernels", "plan", "protocol", "collective" },
     },
     .{
         .name = "net",
@@ -349,6 +350,7 @@ const Mutated = struct {
     const folders = [_][]const u8{
         "engine/base",
         "engine/wire",
+        "engine/plan",
         "engine/protocol",
         "engine/collective",
         "engine/session",
@@ -738,9 +740,10 @@ const Simulated = struct {
             .link_libc = links_libc(base.resolved_target.?),
         });
         // All that has no socket and no clock.
-        for ([_][]const u8{ "base", "kernels", "wire", "protocol", "collective", "session" }) |n| {
-            module.addImport(n, simulated.get(n));
-        }
+        const names = [_][]const u8{
+            "base", "kernels", "wire", "plan", "protocol", "collective", "session",
+        };
+        for (names) |name| module.addImport(name, simulated.get(name));
         module.addImport("mutant", switches);
         module.addImport("fuzz", fuzz_of(b, simulated));
         return module;
@@ -832,8 +835,10 @@ fn add_mutants(
     const layers_of = simulated.mutated_layers;
     add_translated_header(b, layers_of.get("abi"));
     for ([_]struct { []const u8, Layers }{
-        .{ "protocol", layers_of }, .{ "collective", layers_of }, .{ "session", layers_of },
-        .{ "net", layers_of },      .{ "abi", layers_of },        .{ "kernels", kernels },
+        .{ "plan", layers_of },       .{ "protocol", layers_of },
+        .{ "collective", layers_of }, .{ "session", layers_of },
+        .{ "net", layers_of },        .{ "abi", layers_of },
+        .{ "kernels", kernels },
     }) |entry| {
         const name, const from = entry;
         const unit_test = b.addTest(.{

@@ -32,7 +32,6 @@ BITS = {"none": 32.0, "int8": 8.125, "int4": 4.125}  # of an element, with the s
 RESET_EVERY_SECONDS = 1.0
 LANE_LOSS = 0.05
 EU_WEST = topologies.FOUR_REGIONS.index("eu-west")
-BAD_PAIR_SECONDS = 43.0  # as long as it took with two lanes and no limit
 KILL_SECONDS = 0.5  # what a kill may cost beside one operation of those that are left
 
 
@@ -147,13 +146,14 @@ def table() -> list[Case]:
         Case("kill", bbr, work="kill", seconds=KILL_SECONDS + left_bound(bbr, 64 * MIB)),
         Case("sync-1", two_regions, work="sync", share=0.85),
         Case("sync-3", bbr, work="sync", share=0.90, quick=True),
-        Case("thin-node", bbr.with_node(2, 50.0)),
-        Case("bad-pair", bbr.with_pair(1, 2, 20.0), seconds=BAD_PAIR_SECONDS),
+        Case("thin-node", bbr.with_node(2, 50.0), share=0.88),
+        Case("bad-pair", bbr.with_pair(1, 2, 20.0), share=0.88),
         Case(
             "clusters",
             topologies.clusters([4, 4], inside=inside, across=across, congestion="bbr"),
+            share=0.50,
         ),
-        Case("regions-8", topologies.regions(topologies.EIGHT_REGIONS, "bbr")),
+        Case("regions-8", topologies.regions(topologies.EIGHT_REGIONS, "bbr"), share=0.84),
         Case("fat", topologies.pair(1000.0, 150.0, "cubic"), 256 * MIB),
         Case("direct-bbr", bbr, plan="direct"),
         Case("direct-cubic", cubic, plan="direct"),

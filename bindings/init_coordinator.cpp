@@ -37,7 +37,7 @@ void create(Coordinator *place, std::optional<std::string> bind,
             uint32_t chunk_bytes, uint64_t window_bytes, uint64_t heartbeat_ns,
             uint64_t silence_ns, uint64_t prepare_ns, uint64_t stall_warning_ns,
             uint64_t stall_ns, std::optional<std::string> state_dir, uint64_t memory_bytes,
-            uint32_t probe) {
+            uint32_t probe, uint32_t plans) {
   pccl_coordinator_options_t options = PCCL_COORDINATOR_OPTIONS_INIT;
   options.bind = bind ? bind->c_str() : nullptr;
   options.advertise = advertise ? advertise->c_str() : nullptr;
@@ -55,6 +55,7 @@ void create(Coordinator *place, std::optional<std::string> bind,
   options.state_dir = state_dir ? state_dir->c_str() : nullptr;
   options.memory_bytes = memory_bytes;
   options.probe = static_cast<pccl_probe_t>(probe);
+  options.plans = static_cast<pccl_plans_t>(plans);
   pccl_coordinator_t *native = nullptr;
   pccl_status_t status;
   {
@@ -77,7 +78,8 @@ void init_coordinator(nb::module_ &module) {
            nb::arg("initial_world_size"), nb::arg("lanes_per_link"), nb::arg("chunk_bytes"),
            nb::arg("window_bytes"), nb::arg("heartbeat_ns"), nb::arg("silence_ns"),
            nb::arg("prepare_ns"), nb::arg("stall_warning_ns"), nb::arg("stall_ns"),
-           nb::arg("state_dir").none(), nb::arg("memory_bytes"), nb::arg("probe"))
+           nb::arg("state_dir").none(), nb::arg("memory_bytes"), nb::arg("probe"),
+           nb::arg("plans"))
       .def_ro("token", &Coordinator::token)
       .def_ro("port", &Coordinator::port)
       .def("close", &Coordinator::close, "Stops it. Idempotent.");

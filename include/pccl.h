@@ -164,6 +164,12 @@ typedef enum pccl_probe {
   PCCL_PROBE_OFF = 1   /* links are never probed */
 } pccl_probe_t;
 
+/* Whether the paths of data follow measured rates (docs/guides/PERFORMANCE.md). */
+typedef enum pccl_plans {
+  PCCL_PLANS_AUTO = 0, /* the ring goes around slow links, and members with thin links own less of direct schedules */
+  PCCL_PLANS_FIXED = 1 /* rank order, around broken links alone: equal calls give equal bits in each run */
+} pccl_plans_t;
+
 /* How floats travel (docs/reference/CODECS.md). If all members have a result, all of them decode it from the same
  * bytes, its owner or source too. If a single peer has a result, as in a reduce or a reduce_scatter, the result is not
  * encoded a second time. In an all_to_all a peer's own shard is not encoded at all. */
@@ -254,10 +260,11 @@ typedef struct pccl_coordinator_options {
   uint64_t memory_bytes;       /* limit of all queues of the coordinator together, 16 MiB or more; beyond it, the peer
                                   with the longest queue is removed; 0: 512 MiB */
   pccl_probe_t probe;          /* whether links of the run may be probed. The journal does not keep it */
-  uint32_t reserved;           /* 0 */
+  pccl_plans_t plans;          /* whether paths follow measured rates. The journal does not keep it */
 } pccl_coordinator_options_t;
 #define PCCL_COORDINATOR_OPTIONS_INIT \
-  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, PCCL_PROBE_AUTO, 0 }
+  { sizeof(pccl_coordinator_options_t), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, PCCL_PROBE_AUTO, \
+    PCCL_PLANS_AUTO }
 
 /* Starts a coordinator in this process, on a thread of its own. options may be NULL.
  * If state_dir holds a run, the coordinator goes on with that run: run id, port and every option that is not given come

@@ -76,3 +76,8 @@ class Arguments:
         """Reads whether links are probed. Raises as `words.parse_probe`."""
         found, called = self.given(value, variable)
         return words.parse_probe(found, called)
+
+    def plans(self, value: str | int | None, variable: str) -> words.Plans:
+        """Reads whether paths follow rates. Raises as `words.parse_plans`."""
+        found, called = self.given(value, variable)
+        return words.parse_plans(found, called)

@@ -90,6 +90,7 @@ class Coordinator:
         state_dir: str | None,
         memory_bytes: int,
         probe: int,
+        plans: int,
     ) -> None: ...
     @property
     def token(self) -> str: ...

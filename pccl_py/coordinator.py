@@ -16,7 +16,7 @@ from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
 from pccl_py.closing import Closing
 from pccl_py.errors import InvalidArgument, VersionMismatch
-from pccl_py.words import PeerId, Probe, ProbeName, nanoseconds, text
+from pccl_py.words import PeerId, Plans, PlansName, Probe, ProbeName, nanoseconds, text
 
 
 class Coordinator(Closing):
@@ -45,7 +45,8 @@ class Coordinator(Closing):
     journal of the run, made if its parent exists; default: the run ends with its coordinator.
     `memory`: bytes that all queues of the coordinator may hold, 16 MiB or more; beyond that, the
     peer with the longest queue is removed (512 MiB). `probe`: whether links of unknown rate are
-    probed while nothing else moves, "auto" or "off" ("auto").
+    probed while nothing else moves, "auto" or "off" ("auto"). `plans`: whether the paths of data
+    follow measured rates, "auto" or "fixed" ("auto").
 
     If `state` holds a run, the Coordinator continues that run: run id, port and all options that
     are None come from `state`, and the token is the same as before. Options may differ from those
@@ -77,6 +78,7 @@ class Coordinator(Closing):
         state: str | os.PathLike[str] | None = None,
         memory: int | None = None,
         probe: Probe | ProbeName | None = None,
+        plans: Plans | PlansName | None = None,
     ) -> None:
         _log_output.configure()
         read = Arguments("PCCL_COORDINATOR_")
@@ -103,6 +105,7 @@ class Coordinator(Closing):
             ),
             "memory_bytes": read.at_least_one(memory, "PCCL_COORDINATOR_MEMORY", bits=64),
             "probe": read.probe(probe, "PCCL_COORDINATOR_PROBE"),
+            "plans": read.plans(plans, "PCCL_COORDINATOR_PLANS"),
         }
         with _lifecycle.opening():
             self._native = _pccl.Coordinator(**options)

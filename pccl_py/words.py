@@ -171,9 +171,10 @@ class StateRule(IntEnum):
 class Plan(IntEnum):
     """How the data of an operation moves. Functions also take the lower-case name of a plan.
 
-    AUTO: DIRECT with a codec, and for scatter, gather and all_to_all; else RING. RING: each member
-    sends to the next. DIRECT: all members send each part to its owner, which sends the result to
-    all. With broken links or over 32 members the schedule may be another one than the plan.
+    AUTO: DIRECT with a codec, and for scatter, gather and all_to_all; else what the measured rates
+    make faster (`Plans`), RING as long as none are known. RING: each member sends to the next.
+    DIRECT: all members send each part to its owner, which sends the result to all. With broken
+    links or over 32 members the schedule may be another one than the plan.
     """
 
     AUTO = 0
@@ -208,6 +209,17 @@ class Probe(IntEnum):
     OFF = 1
 
 
+class Plans(IntEnum):
+    """Whether the paths of data follow measured rates. Functions also take "auto" and "fixed".
+
+    AUTO: the ring goes around slow links, and members with thin links own less of direct schedules.
+    FIXED: rank order, around broken links alone, so that equal calls give equal bits in each run.
+    """
+
+    AUTO = 0
+    FIXED = 1
+
+
 OpName: TypeAlias = Literal["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
 RecoveryName: TypeAlias = Literal["default", "resume", "restart", "raise", "complete"]
 StrategyName: TypeAlias = Literal["popular", "send_only", "receive_only"]
@@ -217,6 +229,7 @@ StateRules: TypeAlias = StateRule | StateRuleName | Iterable[StateRule | StateRu
 PlanName: TypeAlias = Literal["auto", "ring", "direct"]
 CongestionName: TypeAlias = Literal["auto", "system", "bbr", "cubic"]
 ProbeName: TypeAlias = Literal["auto", "off"]
+PlansName: TypeAlias = Literal["auto", "fixed"]
 
 
 class PeerId(bytes):
@@ -304,6 +317,11 @@ def parse_congestion(value: object, name: str = "congestion") -> Congestion:
 def parse_probe(value: object, name: str = "probe") -> Probe:
     """Converts a name or a number to a Probe; None gives AUTO. Raises InvalidArgument."""
     return Probe.AUTO if value is None else parse(Probe, value, name)
+
+
+def parse_plans(value: object, name: str = "plans") -> Plans:
+    """Converts a name or a number to Plans; None gives AUTO. Raises InvalidArgument."""
+    return Plans.AUTO if value is None else parse(Plans, value, name)
 
 
 WordType = TypeVar("WordType", bound=IntEnum)

@@ -98,6 +98,15 @@ static int read_probe(const char *variable, pccl_probe_t *to) {
   return 0;
 }
 
+static int read_plans(const char *variable, pccl_plans_t *to) {
+  const char *given = text_of(variable);
+  if (given == NULL) return 0;
+  if (is(given, "auto")) *to = PCCL_PLANS_AUTO;
+  else if (is(given, "fixed")) *to = PCCL_PLANS_FIXED;
+  else return is_wrong(variable, "auto or fixed", given);
+  return 0;
+}
+
 /* Parses the rates only to name the variable in an error; the library parses them again. */
 static int read_rates(const char *variable, const char **to) {
   uint64_t rate = 0;
@@ -176,6 +185,7 @@ pcclResult_t read_master_options(pccl_coordinator_options_t *to, uint8_t run_id[
               read_seconds("PCCL_COORDINATOR_STALL_WARNING", &to->stall_warning_ns) ||
               read_seconds("PCCL_COORDINATOR_STALL", &to->stall_ns) ||
               read_u64("PCCL_COORDINATOR_MEMORY", &to->memory_bytes) ||
-              read_probe("PCCL_COORDINATOR_PROBE", &to->probe);
+              read_probe("PCCL_COORDINATOR_PROBE", &to->probe) ||
+              read_plans("PCCL_COORDINATOR_PLANS", &to->plans);
   return wrong ? pcclInvalidArgument : pcclSuccess;
 }

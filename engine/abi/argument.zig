@@ -125,6 +125,9 @@ pub fn bad_variable(comptime name: [:0]const u8, comptime wanted: []const u8) st
 /// The type pccl_probe_t of pccl.h.
 pub const Probe = enum(c_uint) { auto = 0, off = 1 };
 
+/// The type pccl_plans_t of pccl.h.
+pub const Plans = enum(c_uint) { auto = 0, fixed = 1 };
+
 /// The word that a number stands for. `kind`: the type of the header that lists the words.
 pub fn word(
     comptime E: type,

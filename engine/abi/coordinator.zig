@@ -35,7 +35,7 @@ pub const CoordinatorOptions = extern struct {
     stall_ns: u64,
     memory_bytes: u64,
     probe: c_uint,
-    reserved: u32,
+    plans: c_uint,
 };
 
 /// The type pccl_coordinator_t of pccl.h.
@@ -124,9 +124,10 @@ fn protocol_options(
         "memory_bytes is {d}; it must be at least {d} MiB",
         .{ options.memory, limits.queues_bytes_min / limits.MiB },
     );
-    try argument.check_reserved(given.reserved, "coordinator_options");
     const probe = try argument.word(argument.Probe, given.probe, "probe", "pccl_probe_t");
     options.probes = probe == .auto;
+    const plans = try argument.word(argument.Plans, given.plans, "plans", "pccl_plans_t");
+    if (plans == .fixed) options.plan_pause_ns = base.never;
     try take_times(given, &options);
     return options;
 }
@@ -503,7 +504,7 @@ test "a coordinator starts, tells how it is, and refuses bad options" {
         .{ .field = "stall_ns", .value = 1 },
         .{ .field = "stall_ns", .value = 8 * std.time.ns_per_day },
         .{ .field = "probe", .value = 2 },
-        .{ .field = "reserved", .value = 1 },
+        .{ .field = "plans", .value = 2 },
         .{ .field = "size", .value = 3 },
     }) |case| {
         var bad = options;

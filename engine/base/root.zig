@@ -11,6 +11,7 @@ pub const BitSet = @import("bit_set.zig").BitSet;
 pub const Order = @import("order.zig").Order;
 pub const Paths = @import("order.zig").Paths;
 pub const Plan = @import("order.zig").Plan;
+pub const Shares = @import("order.zig").Shares;
 pub const reaches = @import("order.zig").reaches;
 pub const Pair = @import("pair.zig").Pair;
 pub const Turns = @import("pair.zig").Turns;

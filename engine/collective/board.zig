@@ -34,6 +34,8 @@ pub const Begin = struct {
     order: *const base.Order,
     /// Ranks of the members that reach all others; these hubs own the chunks of a direct schedule.
     hubs: *const base.Mask,
+    /// How many of the chunks each hub owns.
+    shares: base.Shares = .{},
     /// Ranges of chunks that some members hold; empty in a first attempt.
     kept: []const KeptRange,
 };
@@ -48,6 +50,7 @@ pub const Board = struct {
     position: u16 = 0,
     members: u16 = 0,
     schedule: Schedule = .ring,
+    shares: base.Shares = .{},
     /// By rank: its position in this attempt, or `nobody`.
     positions: []u16,
 
@@ -232,6 +235,7 @@ pub const Board = struct {
         b.attempt = options.attempt;
         b.members = options.order.count;
         b.schedule = options.schedule;
+        b.shares = options.shares;
         b.position = options.order.position(b.ledger.roles.rank);
         @memset(b.positions, nobody);
         for (options.order.slice(), 0..) |rank, position| b.positions[rank] = @intCast(position);

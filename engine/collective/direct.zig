@@ -39,6 +39,9 @@ const Set = std.meta.Int(.unsigned, members_max);
 /// The state of an attempt; empty if the world is too large for the direct schedule.
 pub const Direct = struct {
     hubs: Set = 0,
+    /// By chunk, counted round the list: the position of the hub that owns it.
+    owners: [base.Shares.owners_max]u8 = undefined,
+    owner_count: usize = 0,
     /// By chunk: the positions of the members that hold it since the attempt began.
     holders: []Set = &.{},
     /// By position: the pieces on their way to that member.
@@ -148,6 +151,9 @@ pub const Direct = struct {
         for (options.order.slice(), 0..) |rank, position| {
             if (options.hubs.has(rank)) direct.hubs |= bit(position);
         }
+        const ranks = options.shares.owners(options.hubs, &direct.owners);
+        for (ranks) |*rank| rank.* = @intCast(options.order.position(rank.*));
+        direct.owner_count = ranks.len;
         const ledger = &b.ledger;
         assert(direct.hubs != 0 or ledger.partition.is_uneven);
         if (ledger.descriptor.kind.carries()) {
@@ -190,6 +196,11 @@ pub const Direct = struct {
 
     // ---- who gives what to whom
 
+    /// The hub that owns a chunk without an audience.
+    fn owner(direct: *const Direct, chunk: usize) u16 {
+        return direct.owners[chunk % direct.owner_count];
+    }
+
     /// The hub that passes a carried chunk on, if neither its source nor its audience is a hub;
     /// else null. In an uneven exchange no hub knows enough to pass chunks on.
     fn relay(direct: *const Direct, b: *const Board, chunk: usize) ?u16 {
@@ -198,7 +209,7 @@ pub const Direct = struct {
         const audience = b.audience_position(chunk).?;
         if (source == audience) return null;
         if (direct.hubs & (bit(source) | bit(audience)) != 0) return null;
-        return at(direct.hubs, chunk);
+        return direct.owner(chunk);
     }
 
     /// Whether this peer sends something for a private chunk that is not void.
@@ -217,10 +228,10 @@ pub const Direct = struct {
             return direct.relay(b, chunk) orelse b.source_position(chunk).?;
         if (b.audience_position(chunk)) |position| {
             const able = direct.hubs & bit(position) != 0;
-            return if (able) position else at(direct.hubs, chunk);
+            return if (able) position else direct.owner(chunk);
         }
         const able = direct.holders[chunk] & direct.hubs;
-        return at(if (able != 0) able else direct.hubs, chunk);
+        return if (able != 0) at(able, chunk) else direct.owner(chunk);
     }
 
     /// The member from which the giver of a kept chunk gets it; null if the giver holds it.

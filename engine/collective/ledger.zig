@@ -6,6 +6,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const plan = @import("plan");
 const wire = @import("wire");
 const job_file = @import("job.zig");
 const Assembly = @import("assembly.zig").Assembly;
@@ -311,5 +312,28 @@ pub const Ledger = struct {
         const to = &shards[l.roles.rank * ranks + rank];
         const from = &shards[rank * ranks + l.roles.rank];
         return .{ to.elements, from.elements };
+    }
+
+    /// The bytes that the operation moves between the members `alive`; parts of lost members do not
+    /// move. `widens`: partial sums travel in their own width.
+    pub fn volume(ledger: *const Ledger, alive: plan.matrix.Side, widens: bool) plan.Volume {
+        var found: plan.Volume = .{};
+        const partition = &ledger.partition;
+        const roles = &ledger.roles;
+        const arrays = partition.shards.len / roles.parts();
+        var results: f64 = 0;
+        var sums: f64 = 0;
+        for (partition.shards, 0..) |*shard, index| {
+            const encoded = ledger.encodes();
+            const bytes: f64 =
+                @floatFromInt(if (encoded) partition.encoded_bytes(shard) else shard.bytes());
+            const part = index / arrays;
+            found.add(bytes, roles.source(part), roles.audience(part), alive);
+            results += bytes;
+            const sum_bytes: f64 = @floatFromInt(shard.elements * shard.partial_bytes);
+            sums += if (widens and !encoded) sum_bytes else bytes;
+        }
+        if (results > 0) found.widening = sums / results;
+        return found;
     }
 };

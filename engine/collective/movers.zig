@@ -4,6 +4,7 @@
 //! not fail for want of memory then.
 
 const std = @import("std");
+const plan = @import("plan");
 const board_file = @import("board.zig");
 const Board = board_file.Board;
 const Direct = @import("direct.zig").Direct;
@@ -13,13 +14,10 @@ const Ring = @import("ring.zig").Ring;
 const Allocator = std.mem.Allocator;
 
 pub const Movers = struct {
-    active: Way = .ring,
+    active: plan.figures.Way = .ring,
     ring: Ring,
     direct: Direct,
     message: Message = .{},
-
-    /// The way's number in pccl_plan_t (pccl.h).
-    pub const Way = enum(u8) { ring = 1, direct = 2, message = 3 };
 
     /// Makes the movers, whose lists are in `arena`.
     pub fn init(

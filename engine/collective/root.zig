@@ -19,23 +19,16 @@ pub const Out = Movement.Out;
 pub const Move = @import("job.zig").Move;
 pub const no_slot = @import("job.zig").no_slot;
 pub const direct_members_max = @import("direct.zig").members_max;
-pub const Matrix = @import("matrix.zig").Matrix;
-pub const matrix = @import("matrix.zig");
-pub const Volume = @import("volume.zig").Volume;
-pub const Figures = @import("figures.zig").Figures;
-pub const figures = @import("figures.zig");
 pub const Pool = @import("pool.zig").Pool;
 pub const Fetch = @import("fetch.zig").Fetch;
 
 test {
     _ = @import("assembly.zig");
     _ = @import("partition.zig");
-    _ = @import("matrix.zig");
     _ = @import("figures_test.zig");
     _ = @import("movement_test.zig");
     _ = @import("pool.zig");
     _ = @import("posts.zig");
     _ = @import("roles.zig");
     _ = @import("fetch_test.zig");
-    _ = @import("volume.zig");
 }

@@ -1,6 +1,6 @@
 //! Figures: how long an operation takes at the rates that members have measured, and how long at
 //! least: a pure function of the matrix (matrix.zig), of the bytes that move (volume.zig) and of
-//! the way taken. No decision depends on figures. A figure that needs an unknown rate is 0.
+//! the way taken. A figure that needs an unknown rate is 0. planner.zig compares ways by it.
 //!
 //! The bound holds for any schedule: all members together send each byte as often as it must be
 //! added and told, and each cut carries the bytes that one side has and the other wants. The
@@ -13,9 +13,11 @@ const matrix_file = @import("matrix.zig");
 const Matrix = matrix_file.Matrix;
 const Side = matrix_file.Side;
 const Volume = @import("volume.zig").Volume;
-const Way = @import("movers.zig").Movers.Way;
 const bit = matrix_file.bit;
 const members_max = matrix_file.members_max;
+
+/// The way that the data of an operation takes, as pccl_plan_t (pccl.h) numbers it.
+pub const Way = enum(u8) { ring = 1, direct = 2, message = 3 };
 
 pub const Figures = struct {
     way: Way = .ring,
@@ -30,6 +32,8 @@ pub const Course = struct {
     way: Way,
     /// Ranks of the members, in the order of the ring.
     order: []const u16,
+    /// The parts of the data that the hubs of a direct schedule own.
+    shares: base.Shares = .{},
     /// One member alone has, or wants, all the data.
     is_rooted: bool = false,
     /// The round trip to the coordinator in nanoseconds.
@@ -44,14 +48,26 @@ pub const Course = struct {
     fn next(course: *const Course, position: usize) u16 {
         return course.order[(position + 1) % course.order.len];
     }
+
+    /// The part of the data that a member owns.
+    fn part(course: *const Course, rank: u16) f64 {
+        const sum: f64 = @floatFromInt(course.shares.sum());
+        if (sum == 0) return 1 / @as(f64, @floatFromInt(course.order.len));
+        return @as(f64, @floatFromInt(course.shares.of[rank])) / sum;
+    }
 };
 
 pub fn of(matrix: *Matrix, volume: *const Volume, course: *const Course) Figures {
     return .{
         .way = course.way,
-        .predicted_ns = nanoseconds(predicted(matrix, volume, course) orelse 0),
+        .predicted_ns = predicted_ns(matrix, volume, course),
         .bound_ns = nanoseconds(bound(matrix, volume, course.alive())),
     };
+}
+
+/// The predicted time; 0: not known.
+pub fn predicted_ns(matrix: *const Matrix, volume: *const Volume, course: *const Course) u64 {
+    return nanoseconds(predicted(matrix, volume, course) orelse 0);
 }
 
 /// The least time with any schedule, in seconds.
@@ -79,11 +95,17 @@ fn sum_of(rates: *const [members_max]u64, alive: Side) ?f64 {
     return sum;
 }
 
+/// Links of a direct schedule are not busy all the time: several share each uplink, and all wait
+/// for the slowest contribution to a chunk.
+const direct_busy = 9.0 / 8.0;
+
 /// The predicted time in seconds; null if the rate of a link that is used is not known.
 fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
     if (volume.total(course.alive()) == 0) return null;
-    const busy = slowest(matrix, volume, course) orelse return null;
-    const hops: Hops = .of(matrix, course, volume.all > 0);
+    const loads: Loads = .of(volume, course);
+    const least = slowest(matrix, &loads, course) orelse return null;
+    const busy = least * @as(f64, if (course.way == .direct) direct_busy else 1);
+    const hops: Hops = .of(matrix, course, &loads, volume.all > 0);
     const commit = seconds(course.commit_ns);
     if (course.way == .message) return busy + 2 * hops.longest + commit;
     if (course.is_rooted) return busy + hops.way + commit;
@@ -94,16 +116,12 @@ fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course
 
 /// The seconds that the slowest link or member needs to send or receive; null if a rate is not
 /// known.
-fn slowest(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
+fn slowest(matrix: *const Matrix, loads: *const Loads, course: *const Course) ?f64 {
     var out: [members_max]f64 = @splat(0);
     var in: [members_max]f64 = @splat(0);
-    var round: [members_max]f64 = undefined;
-    if (course.way == .ring) loads_of_ring(volume, course, &round);
     var most: f64 = 0;
-    for (course.order, 0..) |a, position| for (course.order) |b| {
-        if (a == b) continue;
-        const load = if (course.way != .ring) load_of_pair(volume, course, a, b) //
-            else if (b == course.next(position)) round[position] else 0;
+    for (course.order) |a| for (course.order) |b| {
+        const load = loads.of_link[a][b];
         if (load == 0) continue;
         if (matrix.rates[a][b] == 0) return null;
         most = @max(most, time(load, matrix.rates[a][b]));
@@ -117,12 +135,27 @@ fn slowest(matrix: *const Matrix, volume: *const Volume, course: *const Course) 
     return most;
 }
 
-/// Bytes from a to b in the direct schedule: contributions to the owners, which are all members,
-/// and results to all.
-fn load_of_pair(volume: *const Volume, course: *const Course, a: u16, b: u16) f64 {
-    const share = volume.all / @as(f64, @floatFromInt(course.order.len));
-    return 2 * share + volume.from[a] + volume.to[b] + volume.pairs[a][b];
-}
+/// Bytes on each link, by the ranks of its ends.
+const Loads = struct {
+    of_link: [members_max][members_max]f64 = @splat(@splat(0)),
+
+    fn of(volume: *const Volume, course: *const Course) Loads {
+        var loads: Loads = .{};
+        if (course.way == .ring) {
+            var round: [members_max]f64 = undefined;
+            loads_of_ring(volume, course, &round);
+            for (course.order, 0..) |a, position|
+                loads.of_link[a][course.next(position)] = round[position];
+            return loads;
+        }
+        for (course.order) |a| for (course.order) |b| if (a != b) {
+            // Contributions to the owners, and results to all.
+            const shared = volume.all * (course.part(a) + course.part(b));
+            loads.of_link[a][b] = shared + volume.from[a] + volume.to[b] + volume.pairs[a][b];
+        };
+        return loads;
+    }
+};
 
 /// Bytes from each position to the next in the ring.
 fn loads_of_ring(volume: *const Volume, course: *const Course, loads: *[members_max]f64) void {
@@ -157,13 +190,14 @@ const Hops = struct {
     way: f64,
     steps: f64,
 
-    fn of(matrix: *const Matrix, course: *const Course, twice: bool) Hops {
+    fn of(matrix: *const Matrix, course: *const Course, loads: *const Loads, twice: bool) Hops {
         var hops: Hops = .{ .way = 0, .steps = 1 };
         var round: f64 = 0;
         var shortest: f64 = std.math.inf(f64);
         for (course.order, 0..) |a, position| for (course.order) |b| {
-            const is_next = b == course.next(position);
-            if (a == b or (course.way == .ring and !is_next)) continue;
+            const is_hop = if (course.way == .ring) b == course.next(position) //
+            else loads.of_link[a][b] > 0;
+            if (a == b or !is_hop) continue;
             const hop = seconds(matrix.rtts_ns[a][b]) / 2;
             hops.longest = @max(hops.longest, hop);
             shortest = @min(shortest, hop);

@@ -18,7 +18,12 @@ pub fn bit(rank: usize) Side {
 pub const Matrix = struct {
     up: [members_max]u64 = @splat(0),
     down: [members_max]u64 = @splat(0),
+    /// Members whose uplinks were found to carry no more than `up`; others may carry more.
+    is_full: [members_max]bool = @splat(false),
     rates: [members_max][members_max]u64 = @splat(@splat(0)),
+    /// The rates at which the links themselves were full. A link whose limit is not known may carry
+    /// more than its rate.
+    limits: [members_max][members_max]u64 = @splat(@splat(0)),
     rtts_ns: [members_max][members_max]u64 = @splat(@splat(0)),
     /// The cuts, found once for the members of an attempt.
     cuts: Cuts = .{},

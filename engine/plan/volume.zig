@@ -1,12 +1,9 @@
 //! Volume: how many bytes an operation has, as they travel, by the rank that has them and the rank
-//! that wants them (roles.zig: source and audience). Bytes with one source and one audience belong
-//! to a pair of ranks. figures.zig computes how long the bytes take.
+//! that wants them (collective/roles.zig: source and audience). Bytes with one source and one
+//! audience belong to a pair of ranks. figures.zig computes how long the bytes take.
 
 const std = @import("std");
-const base = @import("base");
 const matrix_file = @import("matrix.zig");
-const Ledger = @import("ledger.zig").Ledger;
-const Shard = @import("partition.zig").Shard;
 const Side = matrix_file.Side;
 const bit = matrix_file.bit;
 
@@ -25,33 +22,8 @@ pub const Volume = struct {
     /// The factor by which partial sums are wider than results.
     widening: f64 = 1,
 
-    /// The volume between the members `alive`; parts of lost members do not move. `widens`: partial
-    /// sums travel in their own width.
-    pub fn of(ledger: *const Ledger, alive: Side, widens: bool) Volume {
-        var volume: Volume = .{};
-        const partition = &ledger.partition;
-        const roles = &ledger.roles;
-        const arrays = partition.shards.len / roles.parts();
-        var results: f64 = 0;
-        var sums: f64 = 0;
-        for (partition.shards, 0..) |*shard, index| {
-            const encoded = ledger.encodes();
-            const bytes: f64 =
-                @floatFromInt(if (encoded) partition.encoded_bytes(shard) else shard.bytes());
-            const part = index / arrays;
-            volume.add(bytes, roles.source(part), roles.audience(part), alive);
-            results += bytes;
-            sums += if (widens and !encoded) sum_bytes(shard) else bytes;
-        }
-        if (results > 0) volume.widening = sums / results;
-        return volume;
-    }
-
-    fn sum_bytes(shard: *const Shard) f64 {
-        return @floatFromInt(shard.elements * shard.partial_bytes);
-    }
-
-    fn add(volume: *Volume, bytes: f64, source: ?u16, audience: ?u16, alive: Side) void {
+    /// Adds the bytes of a part, unless its source or its audience is not among `alive`.
+    pub fn add(volume: *Volume, bytes: f64, source: ?u16, audience: ?u16, alive: Side) void {
         for ([_]?u16{ source, audience }) |rank| {
             if (rank) |it| if (alive & bit(it) == 0) return;
         }

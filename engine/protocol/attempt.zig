@@ -6,12 +6,12 @@
 
 const std = @import("std");
 const base = @import("base");
+const planner = @import("plan").planner;
 const wire = @import("wire");
 const court_file = @import("court_test.zig");
 const log = @import("log.zig");
 const operation = @import("operation.zig");
-const paths_of = @import("path.zig").paths_of;
-const uses_broken = @import("path.zig").uses_broken;
+const measurement = @import("measurement.zig");
 const Circular = @import("run.zig").Circular;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
@@ -32,7 +32,11 @@ const testing = std.testing;
 pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     if (epoch.alive.is_empty() or epoch.recovering) return;
     if (epoch.attempt + 1 >= base.limits.attempts_max) return end_attempts(epoch);
-    const paths = paths_for(group, epoch);
+    const paths = paths_for(run, group, epoch);
+    if (!paths.eql(&epoch.paths))
+        run.log(.info, "group {s}: data of epoch {d} goes by {f}", .{
+            group.name, epoch.number, paths,
+        });
     epoch.attempt += 1;
     epoch.paths = paths;
     epoch.running = false;
@@ -41,6 +45,8 @@ pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     begin_records(epoch);
     forget_reports(epoch);
     log.add(run, epoch.attempt_record());
+    var shares: [limits.full_mesh_max]u16 = undefined;
+    for (&shares, paths.shares.of) |*told, share| told.* = share;
     run.broadcast(epoch, .{ .view = .{
         .group = epoch.group,
         .epoch = epoch.number,
@@ -49,6 +55,9 @@ pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
         .order = .of(if (paths.order.is_rank_order()) &.{} else paths.order.slice()),
         .has_ring = paths.has_ring,
         .hubs = paths.hubs,
+        .shares = .of(if (paths.shares.is_even()) &.{} else &shares),
+        .plan = paths.plan,
+        .small_bytes = paths.small_bytes,
     } });
     try check_reported(run, epoch);
 }
@@ -351,20 +360,55 @@ pub fn end_attempts(epoch: *Epoch) void {
     }
 }
 
-// ---- ways around broken links
+// ---- paths
 //
-// Ways around the broken links of a group (path.zig), and the member that must leave because there
-// is no way around them.
+// The paths of an attempt (plan/planner.zig), around the broken links of a group (path.zig) and by
+// the measured rates (measurement.zig), and the member that must leave because there is no way
+// around broken links. Better paths come with an attempt of the same members, so what is settled
+// stays, and what is on its way is sent again. So they wait for a moment in which no member has a
+// call, at most `plan_wait` pauses, unless they take half of the time. A liar that reports other
+// rates again and again causes one attempt in each pause (`plan_pause_ns`; the first three pauses
+// of an epoch are shorter, because the first plans know little).
+
+const plan_wait = 6;
+
+/// At a tick: makes an attempt due if rates have changed, and other paths are better by them.
+pub fn review_plan(run: *const Run, group: *const Group, epoch: *Epoch, now: base.Instant) void {
+    const planned = &epoch.planned;
+    const pause_ns = run.options.plan_pause_ns;
+    if (pause_ns == base.never or !epoch.running or epoch.recovering) return;
+    if (planned.seen != epoch.measured.changes) {
+        planned.seen = epoch.measured.changes;
+        const better = paths_for(run, group, epoch);
+        const is_better = !better.eql(&epoch.paths);
+        planned.since = if (is_better) @min(planned.since, now) else base.never;
+        const matrix = measurement.matrix_of(epoch).?;
+        planned.is_urgent = is_better and planner.halves(run.gpa, &matrix, &epoch.paths, &better);
+    }
+    if (planned.since == base.never or now < planned.not_before) return;
+    const has_waited = now - planned.since >= plan_wait *| pause_ns;
+    if (!planned.is_urgent and !has_waited and !measurement.is_idle(epoch)) return;
+    planned.since = base.never;
+    planned.changes +|= 1;
+    planned.not_before = now +| pause_ns / 4 *| @min(planned.changes, 4);
+    epoch.replan_at = @min(epoch.replan_at, now);
+}
 
 /// Paths without broken links; if there are none, paths without links that have been broken for
 /// long; if there are none, all paths, until a member leaves.
-fn paths_for(group: *const Group, epoch: *const Epoch) base.Paths {
-    const world_size = epoch.members.len;
+fn paths_for(run: *const Run, group: *const Group, epoch: *const Epoch) base.Paths {
+    const is_planned = run.options.plan_pause_ns != base.never;
+    const matrix = if (is_planned) measurement.matrix_of(epoch) else null;
     for ([_]bool{ false, true }) |lasting| {
-        const edges = group.broken.edges(&epoch.ranks, lasting);
-        if (paths_of(&epoch.alive, world_size, &edges)) |paths| return paths;
+        if (planner.paths_of(run.gpa, &.{
+            .alive = &epoch.alive,
+            .world_size = epoch.members.len,
+            .broken = &group.broken.edges(&epoch.ranks, lasting),
+            .matrix = if (matrix) |*known| known else null,
+            .now = &epoch.paths,
+        })) |paths| return paths;
     }
-    return .all(&epoch.alive, world_size);
+    return .all(&epoch.alive, epoch.members.len);
 }
 
 /// Has other paths looked for soon, because members have come or gone.
@@ -375,15 +419,15 @@ pub fn look_soon(group: *Group, now: base.Instant) void {
 /// Makes an attempt due for each epoch whose paths use a broken link, if there are other paths.
 /// True: at least one attempt became due. Called only for a look that is due, because members may
 /// report broken links too often.
-pub fn go_around(group: *Group, now: base.Instant) bool {
+pub fn go_around(run: *const Run, group: *Group, now: base.Instant) bool {
     var any = false;
     if (group.broken.claims.items.len == 0) return any;
     for (group.epochs.items) |epoch| {
         if (epoch.alive.is_empty() or epoch.recovering) continue;
         if (epoch.replan_at <= now) continue;
         const edges = group.broken.edges(&epoch.ranks, false);
-        if (!uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
-        if (paths_for(group, epoch).eql(&epoch.paths)) continue;
+        if (!planner.uses_broken(&epoch.paths, &epoch.alive, &edges)) continue;
+        if (paths_for(run, group, epoch).eql(&epoch.paths)) continue;
         epoch.replan_at = now;
         any = true;
     }
@@ -397,7 +441,8 @@ pub fn stranded(group: *const Group) ?*Peer {
     for (group.epochs.items) |epoch| {
         if (epoch.recovering) continue;
         const edges = group.broken.edges(&epoch.ranks, true);
-        if (paths_of(&epoch.alive, epoch.members.len, &edges) != null) continue;
+        const world_size = epoch.members.len;
+        if (planner.has_paths(&epoch.alive, world_size, &edges)) continue;
         const rank = edges.worst(&epoch.alive, &epoch.alive) orelse continue;
         return epoch.members[rank].peer;
     }

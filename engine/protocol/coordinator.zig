@@ -582,7 +582,7 @@ fn look_around(run: *Run, now: Instant) void {
                 "limit, and nothing goes around that";
             membership.expel(run, now, group, peer, why);
         }
-        if (!attempt.go_around(group, now)) continue;
+        if (!attempt.go_around(run, group, now)) continue;
         if (run.peer_of(by)) |peer| peer.rates.cost_attempt(now);
     }
 }
@@ -616,6 +616,7 @@ fn tick_group(run: *Run, group: *Group, now: base.Instant, silence_ns: u64, late
         debt.review_entering(run, epoch, outside);
         if (epoch == group.current()) {
             try measurement.tell_measured(run, epoch);
+            attempt.review_plan(run, group, epoch, now);
             try measurement.review_probes(run, epoch, now);
         }
         try operation.review_misfits(run, epoch);

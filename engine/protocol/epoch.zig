@@ -137,6 +137,8 @@ pub const Epoch = struct {
     measured: Told = .{},
     /// The links that members are asked to probe, and when (measurement.zig).
     probes: Probes = .{},
+    /// Better paths that the measured rates would allow (attempt.zig).
+    planned: Planned = .{},
     history: History = .{},
     records: std.ArrayList(*Record) = .empty,
     /// Decisions that some member may not have seen, oldest first. All members have seen the
@@ -164,6 +166,19 @@ pub const Epoch = struct {
     stall_at: base.Instant = base.never,
     /// When the log last warned of links that move nothing of an operation; 0: never.
     stuck_said_at: base.Instant = 0,
+
+    pub const Planned = struct {
+        /// `measured.changes` when paths were last looked for.
+        seen: u64 = 0,
+        /// Since when better paths are known; `never`: none are.
+        since: base.Instant = base.never,
+        /// The better paths take half of the time, or less.
+        is_urgent: bool = false,
+        /// The earliest time at which paths may change again because of rates, and how often they
+        /// have changed because of them.
+        not_before: base.Instant = 0,
+        changes: u32 = 0,
+    };
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };
 

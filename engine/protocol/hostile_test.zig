@@ -1160,6 +1160,38 @@ test "a view with hubs in a world where nobody has links to all is a coordinator
     try expectEqual(2, w.member.epoch_of(2).?.attempt);
 }
 
+test "a view whose paths contradict themselves ends the connection" {
+    var w: Witness = undefined;
+    try w.init();
+    defer w.member.deinit();
+    const alive: base.Mask = .full(3);
+    const good: control.View = .{
+        .group = 0,
+        .epoch = 1,
+        .attempt = 2,
+        .alive = alive,
+        .order = .of(&.{}),
+        .has_ring = true,
+        .hubs = .full(2),
+        .shares = .of(&.{ 63, 1, 0 }),
+        .plan = .direct,
+        .small_bytes = 1000,
+    };
+    var bad = good;
+    bad.plan = .auto;
+    try std.testing.expectError(error.Unexpected, w.member.on_view(&bad));
+    // Rank 2 is no hub, and the sum of all shares is bounded.
+    for ([_][3]u16{ .{ 1, 1, 1 }, .{ 64, 1, 0 }, .{ 0xffff, 0, 0 } }) |shares| {
+        bad = good;
+        bad.shares = .of(&shares);
+        try std.testing.expectError(error.Unexpected, w.member.on_view(&bad));
+    }
+    try w.member.on_view(&good);
+    const paths = &w.member.epoch_of(1).?.paths;
+    try std.testing.expectEqualSlices(u8, &.{ 63, 1, 0 }, paths.shares.of[0..3]);
+    try expectEqual(.direct, paths.plan);
+}
+
 test "a member with more operations in flight than there may be leaves the run" {
     var court: Court = undefined;
     try court.init(gpa);

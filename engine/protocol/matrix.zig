@@ -17,6 +17,8 @@ pub const Row = struct {
     /// The most bytes per second that the peer has sent, and received, on all its links together.
     up: u64 = 0,
     down: u64 = 0,
+    /// The peer's uplink was found to carry no more.
+    is_full: bool = false,
     /// The peer's links; the list takes memory from the peer's first report on.
     links: std.ArrayList(Link) = .empty,
     /// The kinds of impossible numbers for which the log has named the peer.
@@ -47,6 +49,8 @@ pub const Link = struct {
     /// Bytes per second to the other peer (`rate`), and from it (`brought`).
     rate: u64 = 0,
     brought: u64 = 0,
+    /// The rate at which the link itself is full; 0: not known.
+    limit: u64 = 0,
     rtt_ns: u64 = 0,
     /// Bytes sent a second time, in millionths of the bytes sent.
     again_ppm: u32 = 0,
@@ -73,6 +77,8 @@ pub const Fault = enum {
 pub const Told = struct {
     /// The run's count of measurements when the rows were made.
     version: u64 = 0,
+    /// A counter that grows with each row that is told.
+    changes: u64 = 0,
     /// A row for each member, by rank; empty: members were told no rates yet.
     rows: []Line = &.{},
 
@@ -83,7 +89,10 @@ pub const Told = struct {
     pub const Line = struct {
         up: u64 = 0,
         down: u64 = 0,
+        is_full: bool = false,
         rates: [limits.measured_max]u64 = @splat(0),
+        /// As Link.limit; members are told neither this nor `is_full`.
+        limits: [limits.measured_max]u64 = @splat(0),
         rtts_ns: [limits.measured_max]u64 = @splat(0),
 
         /// Smaller changes of a round trip than this are not told: short round trips always vary.
@@ -91,7 +100,9 @@ pub const Told = struct {
 
         pub fn differs(line: *const Line, now: *const Line) bool {
             if (differ(line.up, now.up) or differ(line.down, now.down)) return true;
+            if (line.is_full != now.is_full) return true;
             for (line.rates, now.rates) |told, rate| if (differ(told, rate)) return true;
+            for (line.limits, now.limits) |told, rate| if (differ(told, rate)) return true;
             for (line.rtts_ns, now.rtts_ns) |told, rtt_ns| {
                 if (@max(told, rtt_ns) - @min(told, rtt_ns) < rtt_ns_min) continue;
                 if (differ(told, rtt_ns)) return true;

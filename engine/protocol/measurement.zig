@@ -1,12 +1,13 @@
 //! measurement: the rates and round trips that members report of their links (matrix.zig), and how
 //! far the coordinator believes them. An impossible number is logged and left out. If a peer claims
 //! a higher rate of a link than the other end has seen, the rate of the other end is believed. At
-//! ticks, members of an epoch are told the numbers that have changed by more than a tenth. No
-//! decision depends on reported rates: the figures of an operation's outcome follow from them
-//! (collective/figures.zig).
+//! ticks, members of an epoch are told the numbers that have changed by more than a tenth. From
+//! these follow the figures of an operation's outcome (plan/figures.zig) and the paths of data
+//! (attempt.zig): a member that lies makes operations slow, and never wrong.
 
 const std = @import("std");
 const base = @import("base");
+const plan = @import("plan");
 const wire = @import("wire");
 const matrix = @import("matrix.zig");
 const Epoch = @import("epoch.zig").Epoch;
@@ -31,6 +32,7 @@ pub fn on_traffic(
     if (@max(body.up, body.down) <= limits.link_rate_told_max) {
         if (body.up > 0) row.up = body.up;
         if (body.down > 0) row.down = body.down;
+        row.is_full = body.is_full;
     } else say(run, peer, .rate);
     var it = body.links.iterator();
     while (it.next()) |link| {
@@ -42,6 +44,7 @@ pub fn on_traffic(
         const kept = try row.place(run.gpa, link.peer);
         if (link.rate > 0) kept.rate = link.rate;
         if (link.brought > 0) kept.brought = link.brought;
+        if (link.limit > 0) kept.limit = link.limit;
         if (link.rtt_ns > 0) kept.rtt_ns = link.rtt_ns;
         kept.again_ppm = link.again_ppm;
     }
@@ -49,7 +52,7 @@ pub fn on_traffic(
 }
 
 fn fault_of(run: *const Run, peer: *const Peer, link: *const control.LinkTraffic) ?matrix.Fault {
-    if (@max(link.rate, link.brought) > limits.link_rate_told_max) return .rate;
+    if (@max(link.rate, link.limit, link.brought) > limits.link_rate_told_max) return .rate;
     if (link.rtt_ns > limits.link_rtt_ns_told_max) return .round_trip;
     if (link.again_ppm > limits.link_again_ppm_max) return .loss;
     if (link.peer.eql(peer.id) or !is_known(run, link.peer)) return .stranger;
@@ -98,9 +101,34 @@ pub fn tell_measured(run: *Run, epoch: *Epoch) Allocator.Error!void {
         const line = line_of(epoch, member.peer orelse continue);
         if (!row.differs(&line)) continue;
         row.* = line;
+        told.changes += 1;
         var room: Room = undefined;
         run.broadcast(epoch, message(epoch, rank, &room));
     }
+}
+
+/// The rates that the members of an epoch were told; null: they were told none.
+pub fn matrix_of(epoch: *const Epoch) ?plan.Matrix {
+    if (epoch.measured.changes == 0) return null;
+    var known: plan.Matrix = .{};
+    for (epoch.measured.rows, 0..) |*row, rank| {
+        known.up[rank] = row.up;
+        known.down[rank] = row.down;
+        known.is_full[rank] = row.is_full;
+        known.rates[rank] = row.rates;
+        known.limits[rank] = row.limits;
+        known.rtts_ns[rank] = row.rtts_ns;
+    }
+    return known;
+}
+
+/// Whether no member has a call under way, as their last heartbeats say.
+pub fn is_idle(epoch: *const Epoch) bool {
+    for (epoch.members) |*member| {
+        const peer = member.peer orelse continue;
+        if (!peer.may_probe) return false;
+    }
+    return true;
 }
 
 /// Tells all known rates to members that have just entered or come back.
@@ -122,11 +150,12 @@ pub fn forget(epoch: *Epoch, rank: u16) void {
 }
 
 fn line_of(epoch: *const Epoch, peer: *const Peer) matrix.Told.Line {
-    var line: matrix.Told.Line = .{ .up = peer.row.up, .down = peer.row.down };
+    const row = &peer.row;
+    var line: matrix.Told.Line = .{ .up = row.up, .down = row.down, .is_full = row.is_full };
     for (epoch.members, 0..) |*other, rank| {
         const link = believed(peer, other.peer orelse continue);
-        if (link.rate == 0) continue;
         line.rates[rank] = link.rate;
+        line.limits[rank] = link.limit;
         line.rtts_ns[rank] = link.rtt_ns;
     }
     return line;
@@ -138,7 +167,7 @@ fn message(epoch: *const Epoch, rank: usize, room: *Room) control.Message {
     const row = &epoch.measured.rows[rank];
     var count: usize = 0;
     for (row.rates, row.rtts_ns, 0..) |rate, rtt_ns, other| {
-        if (rate == 0) continue;
+        if (rate == 0 and rtt_ns == 0) continue;
         room[count] = .{ .rank = @intCast(other), .rate = rate, .rtt_ns = rtt_ns };
         count += 1;
     }

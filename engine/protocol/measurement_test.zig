@@ -187,7 +187,7 @@ test "a member that claims more of its link than the other end has seen is belie
     try expect_told(&court, 2, .{
         .{ .up = 0, .down = 0, .rates = .{ 0, 40, 60 } },
         null,
-        null,
+        .{ .up = 0, .down = 0 }, // the round trip of its link
     });
 }
 
@@ -452,4 +452,113 @@ test "nobody is asked where the run probes nothing, and in an epoch of many" {
     try crowd.listen();
     crowd.may_probe = .full(count);
     for (0..4) |_| try expect_asked(&crowd, nobody);
+}
+
+// ---- paths
+//
+// When the paths of data change because of rates (attempt.zig). Which paths: plan/planner.zig.
+
+const carried = 25_000_000;
+
+/// All links carry as much by themselves, but that between ranks 1 and 2.
+fn say_rates(court: *Court, of_slow: u64) !void {
+    for (0..count) |from| {
+        var links: [count - 1]control.LinkTraffic = undefined;
+        var places: usize = 0;
+        for (0..count) |to| if (from != to) {
+            const is_slow = @min(from, to) == 1 and @max(from, to) == 2;
+            const each: u64 = if (is_slow) of_slow else carried;
+            links[places] = link_to(to, each, 0);
+            links[places].limit = each;
+            places += 1;
+        };
+        try court.say(from, .{ .traffic = account(carried, carried, &links) });
+    }
+}
+
+const Viewed = struct { attempt: u32, order: base.Order, small_bytes: u64 };
+
+/// The last view that a member has heard since it read last; null: none.
+fn viewed(court: *Court, index: usize) !?Viewed {
+    var found: ?Viewed = null;
+    const bytes = try court.told(index);
+    defer gpa.free(bytes);
+    var rest: []const u8 = bytes;
+    while (try Court.next_of(&rest)) |message| switch (message) {
+        .view => |*body| {
+            var order: base.Order = .{};
+            var it = body.order.iterator();
+            while (it.next()) |rank| order.append(rank);
+            found = .{ .attempt = body.attempt, .order = order, .small_bytes = body.small_bytes };
+        },
+        else => {},
+    };
+    return found;
+}
+
+fn report_end_of_all(court: *Court) !void {
+    for (0..count) |index| try court.report_end(index);
+}
+
+test "better paths wait until no member has a call, or take half of the time" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    // All links are even: only small calls would be faster. A member has a call.
+    court.may_probe.unset(1);
+    try say_rates(&court, carried);
+    try court.pass(1000 * ms);
+    try expectEqual(null, try viewed(&court, 0));
+    court.may_probe.set(1);
+    try court.pass(1000 * ms); // the attempt begins at the tick after the review
+    const small = (try viewed(&court, 0)).?;
+    try expectEqual(2, small.attempt);
+    try expect(small.small_bytes > 0);
+    try expectEqual(0, small.order.count); // rank order
+    for (1..count) |index| try expectEqual(small, (try viewed(&court, index)).?);
+    court.attempt = 2;
+    try report_end_of_all(&court);
+    // A link is a tenth as fast as before, while a call goes on. The next attempt comes after the
+    // first pause, a fourth of `plan_pause_ns`.
+    court.may_probe.unset(1);
+    try say_rates(&court, carried / 10);
+    try court.pass(1000 * ms);
+    try expectEqual(null, try viewed(&court, 0));
+    try court.pass(2000 * ms);
+    const around = (try viewed(&court, 0)).?;
+    try expectEqual(3, around.attempt);
+    try std.testing.expectEqualSlices(u16, &.{ 0, 1, 3, 2 }, around.order.slice());
+    court.attempt = 3;
+    try report_end_of_all(&court);
+    // It is well again, and nothing would be faster by a tenth.
+    try say_rates(&court, carried);
+    court.may_probe.set(1);
+    try court.pass(60_000 * ms);
+    try expectEqual(null, try viewed(&court, 0));
+}
+
+test "a link that flaps causes no more than one attempt in a pause" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const epoch = court.group().current().?;
+    for (0..120) |turn| {
+        try say_rates(&court, if (turn % 2 == 0) carried / 20 else carried);
+        try court.pass(500 * ms);
+        if (epoch.attempt == court.attempt) continue;
+        court.attempt = epoch.attempt;
+        try report_end_of_all(&court);
+    }
+    // In a minute: three pauses that are shorter, then one of 10 s each.
+    try expect(epoch.attempt > 1 and epoch.attempt <= 9);
+}
+
+test "paths keep to the ranks where the run asks for that" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    court.c.run.options.plan_pause_ns = base.never;
+    try say_rates(&court, carried / 20);
+    try court.pass(60_000 * ms);
+    try expectEqual(1, court.group().current().?.attempt);
 }

@@ -1402,11 +1402,30 @@ pub const Member = struct {
         const possible: base.Paths = .all(&message.alive, world_size);
         if (!possible.hubs.covers(&message.hubs)) return error.Unexpected;
         if (!message.has_ring and message.hubs.is_empty()) return error.Unexpected;
+        if (message.plan == .auto) return error.Unexpected;
         return .{
             .order = try order_of(message),
             .has_ring = message.has_ring,
             .hubs = message.hubs,
+            .shares = try shares_of(message),
+            .plan = message.plan,
+            .small_bytes = message.small_bytes,
         };
+    }
+
+    /// Reads the shares of the hubs. No other member may own a chunk.
+    fn shares_of(message: *const control.View) error{Unexpected}!base.Shares {
+        var shares: base.Shares = .{};
+        var it = message.shares.iterator();
+        var rank: usize = 0;
+        var sum: u32 = 0;
+        while (it.next()) |share| : (rank += 1) {
+            if (share > 0 and !message.hubs.has(rank)) return error.Unexpected;
+            sum += share;
+            if (sum > base.Shares.sum_max) return error.Unexpected;
+            shares.of[rank] = @intCast(share);
+        }
+        return shares;
     }
 
     /// Reads the order of the ring, which must have each rank that is alive once.

@@ -10,6 +10,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const planner = @import("plan").planner;
 const wire = @import("wire");
 const addresses = @import("address.zig");
 const attempt = @import("attempt.zig");
@@ -21,7 +22,6 @@ const log = @import("log.zig");
 const measurement = @import("measurement.zig");
 const open_to_all = @import("group.zig").open_to_all;
 const operation = @import("operation.zig");
-const path = @import("path.zig");
 const ranks_of = @import("peer.zig").ranks_of;
 const take_newcomers = @import("group.zig").take_newcomers;
 const take_nobody = @import("group.zig").take_nobody;
@@ -315,7 +315,7 @@ fn leave_out_unreachable(run: *Run, group: *Group, now: base.Instant) Allocator.
     const edges = group.broken.edges(&ranks, true);
     const all: base.Mask = .full(peers.len);
     group.found = found;
-    if (path.paths_of(&all, peers.len, &edges) != null) return false;
+    if (planner.has_paths(&all, peers.len, &edges)) return false;
     const index = edges.worst(&all, &newcomers) orelse return false;
     run.log(.warning, "peer {f} is not let in now: it and others of group {s} " ++
         "cannot reach each other", .{ peers[index].named(), group.name });

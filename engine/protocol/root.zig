@@ -16,7 +16,6 @@ pub const LogLevel = @import("coordinator.zig").LogLevel;
 pub const Elsewhere = @import("record.zig").Told;
 pub const History = @import("epoch.zig").History;
 pub const journal = @import("journal.zig");
-pub const path = @import("path.zig");
 
 test {
     _ = @import("membership.zig");

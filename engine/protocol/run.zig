@@ -123,6 +123,9 @@ pub const Run = struct {
         lanes: u8 = 0,
         /// Whether members are asked to probe links whose rate is not known (measurement.zig).
         probes: bool = true,
+        /// The least time between two attempts because of rates; `never`: paths follow no rates, so
+        /// data goes in rank order, around broken links.
+        plan_pause_ns: u64 = 10 * std.time.ns_per_s,
         chunk_bytes: u32 = 256 * limits.KiB,
         /// Bytes for partial sums at a peer: those that each operation has (`window_bytes`), and
         /// those up to which all operations together may grow (`windows_bytes`).

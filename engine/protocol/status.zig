@@ -218,6 +218,13 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     try field(json, "has_ring", epoch.paths.has_ring);
     const hubs: base.Order = .of(&epoch.paths.hubs);
     try field(json, "hubs", hubs.slice());
+    try field(json, "plan", @tagName(epoch.paths.plan));
+    try field(json, "small_bytes", epoch.paths.small_bytes);
+    try json.objectField("shares");
+    try json.beginArray();
+    const shares = &epoch.paths.shares;
+    if (!shares.is_even()) for (shares.of[0..epoch.members.len]) |share| try json.write(share);
+    try json.endArray();
     try json.objectField("members");
     try json.beginArray();
     for (epoch.members, 0..) |*member, rank| if (page.has_room()) {

@@ -130,6 +130,9 @@ pub const Flow = struct {
     sent: u64 = 0,
     /// The highest recent rate sent on the link while more bytes were waiting.
     carried: Peak = .{},
+    /// As `carried`, but only from intervals in which the link was full by itself (pace.zig:
+    /// is_own).
+    alone: Peak = .{},
     /// A probe of the link is under way (measure.zig).
     is_probed: bool = false,
     /// The highest recent rate received on the link.
@@ -232,6 +235,14 @@ pub const Flow = struct {
         return if (is_held) flow.pacer.found else flow.carried.rate;
     }
 
+    /// Bytes per second beyond which the link itself was found to carry nothing; 0: not known. Near
+    /// links share no queue that could be measured.
+    pub fn limit(flow: *const Flow) u64 {
+        const is_held = flow.pacer.rate > 0 and flow.pacer.found > 0;
+        return if (flow.is_probed or is_held or !flow.is_far()) flow.carries() //
+        else flow.alone.rate;
+    }
+
     /// Bytes that are in flight in both directions, or on their way back as credits, when the link
     /// is full.
     pub fn in_air(flow: *const Flow) u64 {
@@ -275,6 +286,7 @@ pub const Flow = struct {
         flow.pacer.rest(flow.idle_ns);
         flow.shared.rest(flow.idle_ns);
         flow.carried.rest(flow.idle_ns);
+        flow.alone.rest(flow.idle_ns);
         flow.brought.rest(flow.idle_ns);
         flow.idle_ns = 0;
     }

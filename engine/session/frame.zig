@@ -57,11 +57,14 @@ fn start_along(
     paths: *const base.Paths,
 ) void {
     const epoch = operation.group.member.epoch_of(operation.op.epoch).?;
+    const bytes = operation.work.movement.board.ledger.partition.bytes;
+    const taken = collective.Schedule.along(paths, &operation.op.descriptor, bytes);
     var begin: collective.Begin = .{
         .attempt = epoch.attempt,
-        .schedule = schedule_of(operation, paths),
+        .schedule = taken.schedule,
         .order = &paths.order,
         .hubs = &paths.hubs,
+        .shares = taken.shares,
         .kept = kept,
     };
     if (begin.schedule == .ring or operation.op.descriptor.kind == .send_recv)
@@ -102,15 +105,6 @@ fn start_in(s: *Session, operation: *Operation, begin: *const collective.Begin) 
         s.wake(neighbour.link);
         replay(s, operation, neighbour);
     }
-}
-
-/// The schedule of the data in this attempt: the schedule that the call asks for, if the paths
-/// allow it.
-fn schedule_of(operation: *const Operation, paths: *const base.Paths) collective.Schedule {
-    if (operation.op.descriptor.uneven) return .direct;
-    if (!paths.has_ring) return .direct;
-    if (paths.hubs.is_empty()) return .ring;
-    return operation.schedule;
 }
 
 /// Takes the data that a neighbour sent before this peer had called the operation.

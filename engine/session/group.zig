@@ -3,7 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
-const collective = @import("collective");
+const plan = @import("plan");
 const protocol = @import("protocol");
 const wire = @import("wire");
 const SharedState = @import("state.zig").State;
@@ -116,7 +116,7 @@ pub const Group = struct {
     synced_below: Synced = .{},
 
     pub const State = enum { joining, joined, left };
-    pub const Measured = struct { epoch: u64, matrix: collective.Matrix = .{} };
+    pub const Measured = struct { epoch: u64, matrix: plan.Matrix = .{} };
     pub const Wanted = struct {
         op: wire.control.OpId,
         peer: PeerId,

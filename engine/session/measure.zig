@@ -7,7 +7,7 @@
 
 const std = @import("std");
 const base = @import("base");
-const collective = @import("collective");
+const plan = @import("plan");
 const wire = @import("wire");
 const filler = @import("session.zig").filler;
 const pace = @import("pace.zig");
@@ -25,11 +25,10 @@ const Sample = @import("flow.zig").Sample;
 const Session = @import("session.zig").Session;
 const Together = @import("pace.zig").Together;
 const Header = wire.frame.Header;
-const Side = collective.matrix.Side;
-const Volume = collective.Volume;
-const bit = collective.matrix.bit;
+const Side = plan.matrix.Side;
+const bit = plan.matrix.bit;
 const limits = base.limits;
-const members_max = collective.matrix.members_max;
+const members_max = plan.matrix.members_max;
 
 /// The time from one measurement to the next, while bytes move.
 pub const every_ns = 100 * std.time.ns_per_ms;
@@ -47,6 +46,8 @@ pub fn opened(host: Host, links: []const *Link, link: *Link, lane: *Lane, all: u
     lane.sample = sample;
     flow.note_distance(if (sample.base_ns > 0) sample.base_ns else lane.connect_ns);
     flow.is_within = sample.is_within;
+    // The coordinator plans by the round trips of links that carry nothing yet, too.
+    if (flow.is_far()) link.is_asked = true;
     tell(host, lane, .{
         .rate = part_of(ceiling, flow.lanes()),
         .unsent_max = if (flow.is_far() or ceiling > 0) Pace.unsent_first else 0,
@@ -82,7 +83,12 @@ pub fn run_measure(host: Host, links: []const *Link, node: *Node, ns: u64, ceili
         together.add(&flow.last, flow.carries(), flow.lanes_open, flow.lanes_busy);
     };
     together.step(ns, is_late);
-    for (links) |link| if (is_counted(link)) together.note_slow(&link.flow.last);
+    for (links) |link| if (is_counted(link)) {
+        const flow = &link.flow;
+        together.note_slow(&flow.last);
+        if (together.is_own(&flow.last)) flow.alone.sent(flow.last.acked, ns) //
+        else flow.alone.pause();
+    };
     for (links) |link| if (link.open_count > 0) {
         const most = lesser(if (is_busy(link)) part else idle, link.flow.ceiling);
         pace_link(host, link, together, most, if (link.flow.is_within) held else 0);
@@ -493,7 +499,7 @@ fn is_fellow(s: *const Session, link: *const Link) bool {
 // ---- figures
 //
 // The coordinator tells the rates of the links of an epoch, and the group keeps these rates as a
-// matrix. When an attempt of an operation begins, collective/figures.zig computes from the matrix
+// matrix. When an attempt of an operation begins, plan/figures.zig computes from the matrix
 // how long the operation should take, and how long it takes at least. Figures are for people;
 // nothing else depends on them.
 
@@ -543,7 +549,7 @@ pub fn note_figures(s: *const Session, operation: *Operation) void {
     fill_in(s, operation, &measured.matrix);
 }
 
-noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *collective.Matrix) void {
+noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *plan.Matrix) void {
     const x = operation.work.movement;
     // An uneven exchange has no figures, because only two members know each of its shards. An
     // operation through hubs has none, because hubs also carry the data of other members.
@@ -555,10 +561,11 @@ noinline fn fill_in(s: *const Session, operation: *Operation, matrix: *collectiv
         order[position] = @intCast(rank);
         alive |= bit(rank);
     }
-    const volume: Volume = .of(&x.board.ledger, alive, x.movers.active == .ring);
-    operation.figures = collective.figures.of(matrix, &volume, &.{
+    const volume = x.board.ledger.volume(alive, x.movers.active == .ring);
+    operation.figures = plan.figures.of(matrix, &volume, &.{
         .way = x.movers.active,
         .order = order[0..x.board.members],
+        .shares = x.board.shares,
         .is_rooted = operation.op.descriptor.kind.has_root(),
         .commit_ns = s.round_trip_ns,
     });

@@ -3,7 +3,7 @@
 
 const std = @import("std");
 const base = @import("base");
-const collective = @import("collective");
+const plan = @import("plan");
 const wire = @import("wire");
 const hostile = @import("hostile_test.zig");
 const hostile_test = @import("hostile_test.zig");
@@ -598,7 +598,7 @@ test "a peer that takes part in none asks the sender to end it" {
 // to the members, and worked out as an attempt begins (measure.zig, session.zig). The world:
 // world_test.zig. The arithmetic: collective/figures_test.zig.
 
-const Way = @FieldType(collective.Figures, "way");
+const Way = @FieldType(plan.Figures, "way");
 
 /// Each member has found that it carries so much, on each link and on all, over 20 ms and back.
 fn find_rates(w: *World, rate: u64) void {
@@ -675,7 +675,7 @@ test "a message, a schedule that is asked for, and a member alone say which way 
     for ([_]session.Call{
         .{ .kind = .all_reduce, .plan = .direct, .deadline = base.never },
         .{ .kind = .send_recv, .deadline = base.never },
-    }, [_]Way{ .direct, .message }, [_]u64{ 90 * ms, 100 * ms }) |asked, way, predicted_ns| {
+    }, [_]Way{ .direct, .message }, [_]u64{ 100 * ms, 100 * ms }) |asked, way, predicted_ns| {
         var operations: [2]*Operation = undefined;
         for (w.nodes[0..2], &values, &operations) |*node, *of, *operation| {
             var call = asked;
@@ -702,7 +702,7 @@ test "a message, a schedule that is asked for, and a member alone say which way 
     try w.pass(10 * second);
     const alone = try world.sum(&w.nodes[0], 10, .restart);
     try w.settle();
-    try expectEqual(collective.Figures{ .way = .ring }, alone.figures);
+    try expectEqual(plan.Figures{ .way = .ring }, alone.figures);
     user.release(w.nodes[0].s, alone);
 }
 

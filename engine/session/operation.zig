@@ -5,6 +5,7 @@
 const std = @import("std");
 const base = @import("base");
 const collective = @import("collective");
+const plan = @import("plan");
 const protocol = @import("protocol");
 const wire = @import("wire");
 const call_file = @import("call.zig");
@@ -65,10 +66,8 @@ pub const Operation = struct {
     /// (frame.zig).
     is_small: bool = false,
 
-    /// The schedule that follows from the call; an attempt may take another one (frame.zig).
-    schedule: collective.Schedule,
     /// The schedule of the last attempt, and how long an operation is expected to take with it.
-    figures: collective.Figures = .{},
+    figures: plan.Figures = .{},
 
     // State of the current attempt:
     /// The members that this peer exchanges data with.

@@ -790,6 +790,13 @@ pub const Together = struct {
         return i.acked > 0 and i.acked >= t.now.acked_by_all / little_part;
     }
 
+    /// Whether a link sent as much as the link itself carries: a queue stands on it, and on no
+    /// other link that sends, or it sends alone.
+    pub fn is_own(t: *const Together, i: *const Interval) bool {
+        if (!i.is_telling() or !i.crowded()) return false;
+        return if (t.now.links < 2) t.is_one(i) else t.is_calm();
+    }
+
     /// Whether a link sends much while other links do, too.
     pub fn shares(t: *const Together, i: *const Interval) bool {
         return t.now.senders >= 2 and t.is_sender(i);

@@ -862,6 +862,7 @@ pub fn account_of_traffic(
         .received = per_second(moved.received - before.received, span_ns),
         .up = @min(sum_within(node.up.rate, ceiling), rate_max),
         .down = @min(node.down.rate, rate_max),
+        .is_full = ceiling > 0 or node.together.pacer.rate > 0,
         .links = .of(room[0..count]),
     };
 }
@@ -871,11 +872,13 @@ pub fn account_of_traffic(
 fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     const flow = &link.flow;
     const rate = sum_within(sum_within(flow.carries(), flow.ceiling), ceiling);
+    const limit = sum_within(sum_within(flow.limit(), flow.ceiling), ceiling);
     return .{
         .peer = link.peer,
         .sent = per_second(link.sent - link.sent_told, span_ns),
         .received = per_second(link.received - link.received_told, span_ns),
         .rate = @min(rate, base.limits.link_rate_told_max),
+        .limit = @min(limit, base.limits.link_rate_told_max),
         .brought = @min(flow.brought.rate, base.limits.link_rate_told_max),
         .rtt_ns = @min(flow.base_ns, base.limits.link_rtt_ns_told_max),
         .again_ppm = @min(flow.again_ppm, base.limits.link_again_ppm_max),
@@ -943,11 +946,13 @@ test "an account says how the link carries, by the most it has moved until it is
     var expected: Traffic = .{ .peer = .from_int(7), .sent = 2000, .received = 0 };
     try std.testing.expectEqual(expected, try told_of(&link));
     link.flow.carried.rate = 800;
+    link.flow.alone.rate = 780;
     link.flow.brought.rate = 700;
     link.flow.base_ns = 90 * std.time.ns_per_ms;
     link.flow.again_ppm = 1_500;
     link.open_count = 4;
     expected.rate = 800;
+    expected.limit = 780;
     expected.brought = 700;
     expected.rtt_ns = 90 * std.time.ns_per_ms;
     expected.again_ppm = 1_500;
@@ -956,16 +961,20 @@ test "an account says how the link carries, by the most it has moved until it is
     link.flow.pacer.found = 600;
     link.flow.pacer.rate = 590;
     expected.rate = 600;
+    expected.limit = 600;
     try std.testing.expectEqual(expected, try told_of(&link));
     // The pacer has no limit, so the link carries the most that it has moved.
     link.flow.pacer.rate = 0;
     expected.rate = 800;
+    expected.limit = 780;
     try std.testing.expectEqual(expected, try told_of(&link));
     // The told rate is cut to the user's limits: of all links, then of this link.
     expected.rate = 700;
+    expected.limit = 700;
     try std.testing.expectEqual(expected, try told_within(&link, 700));
     link.flow.ceiling = 500;
     expected.rate = 500;
+    expected.limit = 500;
     try std.testing.expectEqual(expected, try told_within(&link, 700));
 }
 
@@ -973,6 +982,7 @@ test "whatever the system measures, the coordinator can read what it is told" {
     var link = link_for_test();
     defer link.deinit();
     link.flow.carried.rate = std.math.maxInt(u64);
+    link.flow.alone.rate = std.math.maxInt(u64);
     link.flow.brought.rate = std.math.maxInt(u64);
     link.flow.base_ns = std.math.maxInt(u64);
     link.flow.again_ppm = std.math.maxInt(u32);

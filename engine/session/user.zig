@@ -426,7 +426,6 @@ fn operation_create(
         .uses = built.uses,
         .only_reads = call.kind == .broadcast and call.root_rank == epoch.rank,
         .neighbours_room = neighbours,
-        .schedule = .of(&built.descriptor),
         .deadline = call.deadline,
         .started_at = s.now,
         .fingerprint = built.descriptor.fingerprint(),

@@ -585,6 +585,9 @@ pub const LinkTraffic = struct {
     received: u64,
     /// Bytes per second that the link can carry to the peer; 0: not known yet.
     rate: u64 = 0,
+    /// The rate at which the link itself was full, while no other link of the sender was; 0: not
+    /// known, as the link may carry more than `rate`.
+    limit: u64 = 0,
     /// The most bytes per second that have come from the peer; 0: not known.
     brought: u64 = 0,
     /// Nanoseconds of the shortest round trip; 0: not known.
@@ -600,6 +603,7 @@ pub const LinkTraffic = struct {
         .sent = .any,
         .received = .any,
         .rate = .any,
+        .limit = .any,
         .brought = .any,
         .rtt_ns = .any,
         .again_ppm = .any,
@@ -616,6 +620,8 @@ pub const Traffic = struct {
     /// 0: not known.
     up: u64,
     down: u64,
+    /// The uplink was found to carry no more than `up`.
+    is_full: bool = false,
     links: List(LinkTraffic),
 
     /// Numbers that are too large are ignored, as in LinkTraffic.
@@ -848,12 +854,21 @@ pub const View = struct {
     has_ring: bool,
     /// Ranks that have links to all other members (base.Paths).
     hubs: Mask,
+    /// By rank: how many of the chunks of a direct schedule the rank owns; empty: all hubs own
+    /// equally many.
+    shares: List(u16) = .of(&.{}),
+    /// The schedule of calls that leave it open; those of fewer than `small_bytes` are direct
+    /// (base.Paths).
+    plan: base.Plan = .ring,
+    small_bytes: u64 = 0,
 
     pub const bounds = .{
         .group = group_last,
         .epoch = .any,
         .attempt = .any,
         .order = limits.peers_max,
+        .shares = limits.full_mesh_max,
+        .small_bytes = limits.elements_max,
     };
 };
 pub const ResumeOp = struct {

@@ -30,7 +30,7 @@ from pccl_py import cli, measure_collectives
 from pccl_py.cli import bench, doctor, launch, log, run, secret, status
 from pccl_py.errors import InvalidArgument
 from pccl_py.network import parse_lanes, rates_text
-from pccl_py.words import parse_congestion, parse_probe
+from pccl_py.words import parse_congestion, parse_plans, parse_probe
 
 
 def default(value: str) -> str:
@@ -141,6 +141,15 @@ Probe = Annotated[
         metavar="WORD",
         help="Probe links of which nobody knows what they carry, while nothing else moves: auto or "
         "off. " + default("auto"),
+    ),
+]
+Plans = Annotated[
+    Any,
+    typer.Option(
+        parser=_word(parse_plans),
+        metavar="WORD",
+        help="Paths of data follow measured rates (auto), or keep to rank order, so that equal "
+        "calls give equal bits in each run (fixed). " + default("auto"),
     ),
 ]
 ChunkBytes = Annotated[
@@ -279,6 +288,7 @@ def coordinator(
     ] = None,
     lanes: Lanes = None,
     probe: Probe = None,
+    plans: Plans = None,
     chunk_bytes: ChunkBytes = None,
     window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
@@ -306,6 +316,7 @@ def coordinator(
         initial_world_size=initial_world_size,
         lanes_per_link=lanes,
         probe=probe,
+        plans=plans,
         chunk_bytes=chunk_bytes,
         window_bytes=window_bytes,
         heartbeat=heartbeat,
@@ -389,6 +400,7 @@ def run_command(
     min_world_size: MinWorldSize = 1,
     lanes: Lanes = None,
     probe: Probe = None,
+    plans: Plans = None,
     chunk_bytes: ChunkBytes = None,
     window_bytes: WindowBytes = None,
     heartbeat: Heartbeat = None,
@@ -435,6 +447,7 @@ of the first that failed.
         "advertise": advertise,
         "lanes_per_link": lanes,
         "probe": probe,
+        "plans": plans,
         "chunk_bytes": chunk_bytes,
         "window_bytes": window_bytes,
         "heartbeat": heartbeat,

@@ -84,6 +84,7 @@ def test_constants_are_those_of_python() -> None:
         (pccl.Strategy, "pccl_strategy_t", "PCCL_"),
         (pccl.Congestion, "pccl_congestion_t", "PCCL_CONGESTION_"),
         (pccl.Probe, "pccl_probe_t", "PCCL_PROBE_"),
+        (pccl.Plans, "pccl_plans_t", "PCCL_PLANS_"),
     ):
         assert ffi.typeof(kind).relements == {prefix + word.name: int(word) for word in words}
     for rule in pccl.StateRule:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypedDict
 
 HERE = Path(__file__).resolve().parent
-LAYERS = ("protocol", "session", "collective")
+LAYERS = ("plan", "protocol", "session", "collective")
 # Folders of the layers that the simulator has not, or has without their mutations: only the unit
 # tests of such a layer can see what is wrong in it, so its mutations are held against them alone.
 ALONE = {"net": "engine/net/", "abi": "engine/abi/", "kernels": "kernels/"}

@@ -160,14 +160,15 @@ pub const Definition = struct {
     pub fn reduce(
         d: *const Definition,
         chunk: u32,
-        schedule: collective.Schedule,
+        taken: collective.Schedule.Taken,
         contributors: []const Contributor,
     ) void {
+        const schedule = taken.schedule;
         const first = d.partition.first_piece(chunk);
         const wanted = d.audience(chunk);
         var owner = switch (schedule) {
             .ring => chunk % contributors.len,
-            .direct => owner_of(chunk, contributors),
+            .direct => owner_of(chunk, contributors, &taken.shares),
         };
         // Whoever wants it owns it. A hub does for one that is none.
         for (contributors, 0..) |*who, position| {
@@ -290,15 +291,13 @@ pub const Definition = struct {
         }
     }
 
-    fn owner_of(chunk: u32, contributors: []const Contributor) usize {
-        var hubs: usize = 0;
-        for (contributors) |*who| hubs += @intFromBool(who.is_hub);
-        var turn = chunk % hubs;
-        for (contributors, 0..) |*who, position| {
-            if (!who.is_hub) continue;
-            if (turn == 0) return position;
-            turn -= 1;
-        }
+    fn owner_of(chunk: u32, contributors: []const Contributor, shares: *const base.Shares) usize {
+        var hubs: base.Mask = .empty;
+        for (contributors) |*who| if (who.is_hub) hubs.set(who.rank);
+        var ranks: [base.Shares.owners_max]u8 = undefined;
+        const owners = shares.owners(&hubs, &ranks);
+        const rank = owners[chunk % owners.len];
+        for (contributors, 0..) |*who, position| if (who.rank == rank) return position;
         unreachable;
     }
 
@@ -522,7 +521,7 @@ fn test_accounts(
     for (0..2) |_| {
         for (0..d.partition.chunks) |index| {
             const chunk: u32 = @intCast(index);
-            d.reduce(chunk, schedule, contributors);
+            d.reduce(chunk, .{ .schedule = schedule }, contributors);
             const wrong = d.unaccounted(chunk, contributors);
             try std.testing.expectEqual(@as(?Definition.Unaccounted, null), wrong);
             if (account.op == .avg) continue;

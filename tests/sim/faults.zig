@@ -9,7 +9,7 @@ const ending = @import("ending.zig");
 const endurance = @import("endurance.zig");
 const insider = @import("insider.zig");
 const network = @import("network.zig");
-const protocol = @import("protocol");
+const plan = @import("plan");
 const stranger = @import("stranger.zig");
 const swarm = @import("swarm.zig");
 const users = @import("users.zig");
@@ -296,7 +296,7 @@ fn cut_pair(world: *World, prng: *Prng) bool {
 /// Whether all who are up could still form a ring without this pair, and without those that have
 /// found together again only just now.
 fn is_ring_left(world: *const World, pair: [2]NodeIndex) bool {
-    var edges: protocol.path.Edges = .{};
+    var edges: plan.Edges = .{};
     edges.add(pair[0] - 1, pair[1] - 1);
     const lasting_ns = 4 * world.config.silence_ns;
     for (world.pair_cuts.items) |item| {
@@ -304,7 +304,7 @@ fn is_ring_left(world: *const World, pair: [2]NodeIndex) bool {
     }
     var up: base.Mask = .empty;
     for (world.nodes[1..]) |*node| if (node.state == .up) up.set(node.digit());
-    return protocol.path.search(&up, &edges) != null;
+    return plan.cycle.search(&up, &edges, null) != null;
 }
 
 /// The lanes between two peers are reset, or take everything and deliver nothing.

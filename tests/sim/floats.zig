@@ -305,7 +305,7 @@ fn define(work: *Work, known: *Known, chunk: u32) bool {
     const d = &known.definition;
     const attempt = known.reduced[chunk];
     const found = contributors_of(work, known, attempt) orelse return false;
-    d.reduce(chunk, found.schedule, found.contributors);
+    d.reduce(chunk, found.taken, found.contributors);
     // For a result that one peer has, others who contributed may have succeeded before.
     for (work.record.calls, known.lost) |*call, lost| {
         const other = call.work orelse continue;
@@ -323,7 +323,7 @@ fn define(work: *Work, known: *Known, chunk: u32) bool {
 }
 
 const Found = struct {
-    schedule: collective.Schedule,
+    taken: collective.Schedule.Taken,
     contributors: []const definition.Contributor,
 };
 
@@ -348,18 +348,18 @@ fn contributors_of(work: *const Work, known: *Known, attempt: u32) ?Found {
         world.checkers.fail(.views, "{f}: nobody has seen attempt {d}", .{ fmt_key(key), attempt });
         return null;
     };
-    const schedule: collective.Schedule = if (!paths.has_ring)
-        .direct
-    else if (paths.hubs.is_empty()) .ring else op.schedule;
+    const bytes = known.definition.partition.bytes;
+    const taken = collective.Schedule.along(paths, &op.op.descriptor, bytes);
     var order = paths.order;
-    if (schedule == .direct) std.mem.sort(u16, order.ranks[0..order.count], {}, std.sort.asc(u16));
+    const ranks = order.ranks[0..order.count];
+    if (taken.schedule == .direct) std.mem.sort(u16, ranks, {}, std.sort.asc(u16));
     const contributors = world.gpa.alloc(definition.Contributor, order.count) catch
         @panic("out of memory");
     for (order.slice(), contributors) |rank, *contributor| {
         const theirs = work_of(work, rank) orelse return null;
         contributor.* = contributor_of(theirs, known, rank, paths.hubs.has(rank));
     }
-    return .{ .schedule = schedule, .contributors = contributors };
+    return .{ .taken = taken, .contributors = contributors };
 }
 
 fn contributor_of(

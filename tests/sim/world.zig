@@ -463,6 +463,7 @@ pub const World = struct {
             .stall_ns = config.stall_ns,
             .journal = if (config.has_journal) world.disk.journal_of() else null,
             .journal_retry_ns = config.silence_ns / 2,
+            .plan_pause_ns = 4 * config.heartbeat_ns,
         }, host, world.incarnations) catch @panic("out of memory");
         world.incarnations += 1;
         if (world.incarnations > 1) world.note("the coordinator starts again", .{});
