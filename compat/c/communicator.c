@@ -431,7 +431,7 @@ pcclResult_t pcclArePeersPending(const pcclComm_t *communicator, bool *pending_o
   return pcclSuccess;
 }
 
-/* Changes nothing: the ring goes by rank. */
+/* Changes nothing: paths of data follow the measured rates by themselves. */
 pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator) {
   pcclComm_t *comm;
   TRY(connected(communicator, &comm));

@@ -258,7 +258,8 @@ PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t *communicator);
  * get the same answer. Reductions may be in flight. */
 PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t *communicator, bool *pending_out);
 
-/* Succeeds without a change: the ring goes by rank. pcclInvalidUsage if this peer is alone. Returns at once. */
+/* Succeeds without a change: paths of data follow the measured rates by themselves. pcclInvalidUsage if this peer is
+ * alone. Returns at once. */
 PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator);
 
 /* ---- Reductions ------------------------------------------------------------------------------------------ */

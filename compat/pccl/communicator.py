@@ -190,11 +190,11 @@ class Communicator:
         return flag[0] != 0
 
     def optimize_topology(self) -> None:
-        """Changes nothing: the ring goes by rank."""
+        """Changes nothing: paths of data follow the measured rates by themselves."""
         self._opened("pcclOptimizeTopology")
         if self.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
             raise PCCLError(Result.INVALID_USAGE, "pcclOptimizeTopology", "there is one peer")
-        _log.info("optimize_topology: the ring goes by rank")
+        _log.info("optimize_topology: paths follow the measured rates by themselves")
 
     def sync_shared_state(
         self,
