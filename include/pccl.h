@@ -141,7 +141,8 @@ typedef enum pccl_recovery {
 /* How the data of an operation moves (docs/internals/ALGORITHMS.md). The plan of a call is a wish, which the library
  * cannot follow over broken links or in very large groups. */
 typedef enum pccl_plan {
-  PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else ring */
+  PCCL_PLAN_AUTO = 0,  /* direct with a codec, and for scatter, gather and all_to_all; else what measured rates make
+                          faster, and ring as long as none are known */
   PCCL_PLAN_RING = 1,  /* data goes from each member to the next */
   PCCL_PLAN_DIRECT = 2, /* data goes from all members to the owner of each part, and from the owner to all members */
   PCCL_PLAN_MESSAGE = 3 /* in an outcome only: data goes from the sender to the receiver of a message */

@@ -62,7 +62,7 @@ pub fn reaches(a: usize, b: usize, count: usize, world_size: usize) bool {
 
 /// A call's wish for its schedule (collective/board.zig), which broken links may overrule.
 pub const Plan = enum(u8) {
-    /// The schedule follows from kind and codec.
+    /// The schedule follows from kind and codec, and from the paths of the attempt.
     auto = 0,
     /// Data goes from each member to the next (collective/ring.zig).
     ring = 1,

@@ -6,7 +6,7 @@
 //! The functions that choose the next frame are inlined: they run for each frame and each lane that
 //! wakes, and mostly find nothing; returning a frame by value costs more than that. Every owner has
 //! slots of its own at every position, so the partial sums of two owners never wait for each other.
-//! Called by movement.zig. Order of the positions: protocol/path.zig. Steps and bytes:
+//! Called by movement.zig. Order of the positions: plan/planner.zig. Steps and bytes:
 //! docs/internals/ALGORITHMS.md.
 
 const std = @import("std");

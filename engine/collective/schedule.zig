@@ -23,13 +23,15 @@ pub const Schedule = enum {
     /// paths in an attempt, and have made the same call.
     pub fn along(paths: *const Paths, descriptor: *const control.Descriptor, bytes: u64) Taken {
         if (descriptor.uneven) return .{ .schedule = .direct };
-        if (!paths.has_ring) return .{ .schedule = .direct, .shares = paths.shares };
-        if (paths.hubs.is_empty()) return .{ .schedule = .ring };
         const wanted = asked(descriptor);
         if (wanted == .auto and bytes < paths.small_bytes) return .{ .schedule = .direct };
-        // From a root straight to all, or from all to a root, one link would carry everything.
-        const plan = if (wanted != .auto) wanted //
-            else if (descriptor.kind.has_root()) .ring else paths.plan;
+        if (!paths.has_ring) return .{ .schedule = .direct, .shares = paths.shares };
+        if (paths.hubs.is_empty()) return .{ .schedule = .ring };
+        // The plan is one for an all_reduce. Shares do not apply to chunks that one rank has, or
+        // wants, and from a root straight to all one link would carry everything.
+        const fits = descriptor.kind == .all_reduce or
+            (!descriptor.kind.has_root() and paths.shares.is_even());
+        const plan = if (wanted != .auto) wanted else if (fits) paths.plan else .ring;
         return switch (plan) {
             .auto => unreachable,
             .ring => .{ .schedule = .ring },
@@ -83,8 +85,13 @@ test "what a call leaves open follows from the paths: its size, its root, and th
     paths.plan = .direct;
     const large: Schedule.Taken = .{ .schedule = .direct, .shares = paths.shares };
     try expectEqual(large, Schedule.along(&paths, &descriptor, 1000));
-    descriptor.kind = .broadcast;
-    try expectEqual(.ring, Schedule.along(&paths, &descriptor, 1000).schedule);
+    for ([_]control.OpKind{ .broadcast, .reduce, .all_gather, .reduce_scatter }) |kind| {
+        descriptor.kind = kind;
+        try expectEqual(.ring, Schedule.along(&paths, &descriptor, 1000).schedule);
+    }
+    var even = paths;
+    even.shares = .{};
+    try expectEqual(.direct, Schedule.along(&even, &descriptor, 1000).schedule);
     descriptor.kind = .all_reduce;
     descriptor.codec = .of(.int8);
     try expectEqual(large, Schedule.along(&paths, &descriptor, 999));

@@ -1,7 +1,7 @@
 //! planner: chooses the paths of the data of an epoch: the order of the ring, how much each hub
 //! owns in a direct schedule, and which of both a call takes. It predicts how long an all_reduce
 //! takes along each candidate (figures.zig), and keeps the paths of now unless others are faster by
-//! a tenth. protocol/path.zig asks for a plan when rates have changed, or a link has broken.
+//! a tenth. protocol/attempt.zig asks for a plan when rates have changed, or a link has broken.
 //!
 //! A link that was never full may carry more than anybody has measured, because several links of a
 //! member share its uplink. It is taken to be as good as its ends allow: a link that is not tried
@@ -20,6 +20,7 @@ const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const Order = base.Order;
 const Paths = base.Paths;
+const Shares = base.Shares;
 const limits = base.limits;
 const members_max = matrix_file.members_max;
 
@@ -51,12 +52,12 @@ pub const Question = struct {
     now: ?*const Paths = null,
 };
 
-/// The paths to take; null: none avoid the broken links. Without memory rates are not looked at.
+/// The paths to take; null: none avoid the broken links. Without memory the paths of now stay.
 pub fn paths_of(gpa: Allocator, question: *const Question) ?Paths {
     const plain = plain_of(question) orelse return null;
     const known = question.matrix orelse return plain;
     if (question.alive.count() < 3) return plain;
-    return planned_of(gpa, question, known, &plain) catch plain;
+    return planned_of(gpa, question, known, &plain) catch kept_of(question, &plain) orelse plain;
 }
 
 fn planned_of(
@@ -68,8 +69,8 @@ fn planned_of(
     const filled = try gpa.create(Matrix); // large for a stack
     defer gpa.destroy(filled);
     if (!fill(filled, known, question.alive, false)) return plain.*;
-    const planned: Planned = try .of(gpa, question, filled, plain);
     const kept = kept_of(question, plain) orelse plain.*;
+    const planned: Planned = try .of(gpa, question, filled, &kept);
     return if (is_worth(filled, &kept, &planned.paths)) planned.paths else kept;
 }
 
@@ -144,22 +145,41 @@ pub fn halves(gpa: Allocator, known: *const Matrix, now: *const Paths, other: *c
 }
 
 fn is_worth(matrix: *const Matrix, now: *const Paths, other: *const Paths) bool {
+    var gains = false;
     for (sizes) |bytes| {
         const before = predicted_ns(matrix, now, bytes);
         const after = predicted_ns(matrix, other, bytes);
-        if (after +| before / gain_part < before and before - after > gain_ns_min) return true;
+        if (is_gain(before, after)) gains = true;
+        if (is_gain(after, before)) return false;
     }
-    return false;
+    // Calls with a codec are direct whatever the plan.
+    return gains or is_gain(direct_ns(matrix, now), direct_ns(matrix, other));
+}
+
+fn is_gain(before: u64, after: u64) bool {
+    return after +| before / gain_part < before and before - after > gain_ns_min;
+}
+
+/// How long much data takes if a call asks for the direct schedule.
+fn direct_ns(matrix: *const Matrix, paths: *const Paths) u64 {
+    if (paths.hubs.is_empty()) return 0;
+    var direct = paths.*;
+    direct.plan = .direct;
+    return predicted_ns(matrix, &direct, large);
 }
 
 /// How long an all_reduce of `bytes` takes along these paths.
 pub fn predicted_ns(matrix: *const Matrix, paths: *const Paths, bytes: u64) u64 {
     const is_small = bytes < paths.small_bytes;
-    const alive: Order = .{ .ranks = paths.order.ranks, .count = paths.order.count };
+    var owned: Shares = if (is_small) .{} else paths.shares;
+    // If shares are even, each hub has one part.
+    if (owned.is_even()) for (&owned.of, 0..) |*share, rank| {
+        share.* = @intFromBool(paths.hubs.has(rank));
+    };
     return time_of(matrix, bytes, &.{
         .way = if (is_small or paths.plan == .direct) .direct else .ring,
-        .order = alive.slice(),
-        .shares = if (is_small) .{} else paths.shares,
+        .order = paths.order.slice(),
+        .shares = owned,
     });
 }
 
@@ -202,6 +222,7 @@ fn is_measured(known: *const Matrix) bool {
 const Ends = struct {
     /// Members carry no more than they have carried.
     is_cautious: bool,
+    members: *const Order,
     /// The highest rate of a link, and of a member's uplink and downlink.
     fastest: u64 = 0,
     up_most: u64 = 0,
@@ -216,7 +237,7 @@ const Ends = struct {
     limited: [members_max]u64 = @splat(0),
 
     fn of(known: *const Matrix, members: *const Order, is_cautious: bool) Ends {
-        var ends: Ends = .{ .is_cautious = is_cautious };
+        var ends: Ends = .{ .is_cautious = is_cautious, .members = members };
         for (members.slice()) |a| {
             ends.up_most = @max(ends.up_most, known.up[a]);
             ends.down_most = @max(ends.down_most, known.down[a]);
@@ -272,8 +293,8 @@ const Ends = struct {
             const up = ends.up_of(known, a);
             const guess = if (up == 0) ends.fastest else 0;
             const most = lesser(lesser(up, ends.down_of(known, b)), guess);
-            for (0..members_max) |other| {
-                const alike = limit_known(known, a, @intCast(other));
+            for (ends.members.slice()) |other| {
+                const alike = limit_known(known, a, other);
                 if (alike > 0 and rate <= alike / 4 * 5 and alike < up / 2)
                     return @min(most, @max(rate, alike));
             }
@@ -299,13 +320,13 @@ const Planned = struct {
         gpa: Allocator,
         question: *const Question,
         matrix: *const Matrix,
-        plain: *const Paths,
+        kept: *const Paths,
     ) Allocator.Error!Planned {
-        var best: Planned = .{ .paths = plain.*, .large_ns = predicted_ns(matrix, plain, large) };
+        var best: Planned = .{ .paths = kept.*, .large_ns = predicted_ns(matrix, kept, large) };
         // As long as no rate is known, much data goes in rank order: round trips alone say little.
         if (is_measured(question.matrix.?)) {
-            if (plain.has_ring) best.try_ring(question, matrix);
-            if (!plain.hubs.is_empty()) try best.try_direct(gpa, question, matrix);
+            if (kept.has_ring) best.try_rings(question, matrix);
+            if (!kept.hubs.is_empty()) try best.try_direct(gpa, question, matrix);
         }
         best.choose_small(matrix);
         return best;
@@ -316,10 +337,17 @@ const Planned = struct {
         best.* = .{ .paths = paths.*, .large_ns = ns };
     }
 
-    fn try_ring(best: *Planned, question: *const Question, matrix: *const Matrix) void {
+    /// Tries the ring of ranks, and the widest.
+    fn try_rings(best: *Planned, question: *const Question, matrix: *const Matrix) void {
         var paths = best.paths;
-        paths.order = widest(question.alive, question.broken, matrix) orelse return;
-        best.take_if_faster(&paths, predicted_ns(matrix, &paths, large));
+        paths.plan = .ring;
+        for ([_]?Order{
+            cycle.search(question.alive, question.broken, null),
+            widest(question.alive, question.broken, matrix),
+        }) |order| {
+            paths.order = order orelse continue;
+            best.take_if_faster(&paths, predicted_ns(matrix, &paths, large));
+        }
     }
 
     fn try_direct(
@@ -330,6 +358,7 @@ const Planned = struct {
     ) Allocator.Error!void {
         var paths = best.paths;
         paths.plan = .direct;
+        paths.shares = .{};
         const even_ns = predicted_ns(matrix, &paths, large);
         paths.shares = try shares.of(gpa, matrix, question.alive, &paths.hubs);
         const uneven_ns = predicted_ns(matrix, &paths, large);
@@ -345,6 +374,7 @@ const Planned = struct {
     fn choose_small(best: *Planned, matrix: *const Matrix) void {
         const paths = &best.paths;
         if (paths.hubs.is_empty()) return;
+        paths.small_bytes = 0;
         var direct = paths.*;
         direct.small_bytes = small_bytes_max + 1;
         var bytes = sizes[0];
@@ -410,8 +440,13 @@ fn rate_of(alive: *const Mask, matrix: *const Matrix, a: u16, b: u16) u64 {
     return if (alive.count() > cycle.exact_max) @min(there, matrix.rates[b][a]) else there;
 }
 
-/// The shortest ring of links of a rate, and more.
-fn ring_above(alive: *const Mask, broken: *const Edges, matrix: *const Matrix, rate: u64) ?Order {
+/// The shortest ring of links of a rate, and more. Not inlined, because its stack frame is large.
+noinline fn ring_above(
+    alive: *const Mask,
+    broken: *const Edges,
+    matrix: *const Matrix,
+    rate: u64,
+) ?Order {
     var edges = broken.*;
     const members: Order = .of(alive);
     for (members.slice()) |a| for (members.slice()) |b| if (a != b) {

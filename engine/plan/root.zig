@@ -1,6 +1,6 @@
 //! plan: which way the data of an operation takes, and how long it takes, from the rates and round
 //! trips that members have measured. All of it is arithmetic without state: equal arguments give
-//! equal answers on every machine. Next: protocol/path.zig, which decides when a new plan begins,
+//! equal answers on every machine. Next: protocol/attempt.zig, which decides when a plan begins,
 //! and collective/ring.zig and direct.zig, which move data by it.
 
 const std = @import("std");

@@ -36,12 +36,19 @@ pub fn of(
     program.fill(matrix, alive, hubs);
     if (program.rows == 0 or program.columns == 0) return .{};
     const fastest = sum_of(&program.solve(null));
-    var owners = program.columns;
-    while (owners > 1) : (owners -= 1) {
-        const values = program.solve(1 / @as(f64, @floatFromInt(owners)));
-        if (sum_of(&values) * 64 >= fastest * 63) return program.rounded(&values);
+    // Fewer owners allow a greater sum. Invariant: `low` owners, one of which may own everything,
+    // are fast enough, and `high` are not.
+    var low: usize = 1;
+    var high = program.columns + 1;
+    while (high - low > 1) {
+        const owners = low + (high - low) / 2;
+        if (sum_of(&program.solve(1 / @as(f64, @floatFromInt(owners)))) * 64 >= fastest * 63)
+            low = owners
+        else
+            high = owners;
     }
-    return program.rounded(&program.solve(null));
+    const most = if (low == 1) null else 1 / @as(f64, @floatFromInt(low));
+    return program.rounded(&program.solve(most));
 }
 
 const Values = [members_max]f64;
@@ -132,8 +139,8 @@ const Program = struct {
         return values;
     }
 
-    /// Many more than 32 variables need; only rounding could make it more.
-    const pivots_max = 100 * members_max;
+    /// More than any program of 32 variables has needed; rounding could make pivots go on for ever.
+    const pivots_max = 10 * members_max;
 
     fn entering(p: *const Program, gain: *const Values, outside: *const [members_max]usize) ?usize {
         var found: ?usize = null;

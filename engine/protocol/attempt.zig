@@ -2,7 +2,7 @@
 //! coordinator. All members stop and report which chunks of the operations in flight they hold.
 //! When all members have reported, they are told which chunks are kept, and go on along the paths
 //! of the new attempt; an operation that cannot go on is aborted. Which chunks are kept: record.zig
-//! (Holdings). The paths: path.zig.
+//! (Holdings). The paths: plan/planner.zig.
 
 const std = @import("std");
 const base = @import("base");
@@ -41,6 +41,8 @@ pub fn begin(run: *Run, group: *const Group, epoch: *Epoch) ProtocolError!void {
     epoch.paths = paths;
     epoch.running = false;
     epoch.replan_at = base.never;
+    epoch.planned.since = base.never; // these are the best paths that are known
+    epoch.planned.seen = epoch.measured.changes;
     epoch.reported = .empty;
     begin_records(epoch);
     forget_reports(epoch);
@@ -371,21 +373,27 @@ pub fn end_attempts(epoch: *Epoch) void {
 // of an epoch are shorter, because the first plans know little).
 
 const plan_wait = 6;
+/// The least time between two searches for better paths. A search among 32 members takes tens of
+/// milliseconds.
+const look_pause_ns = std.time.ns_per_s;
 
 /// At a tick: makes an attempt due if rates have changed, and other paths are better by them.
 pub fn review_plan(run: *const Run, group: *const Group, epoch: *Epoch, now: base.Instant) void {
     const planned = &epoch.planned;
     const pause_ns = run.options.plan_pause_ns;
     if (pause_ns == base.never or !epoch.running or epoch.recovering) return;
-    if (planned.seen != epoch.measured.changes) {
+    if (now < planned.not_before) return;
+    if (planned.seen != epoch.measured.changes and now >= planned.look_at) {
         planned.seen = epoch.measured.changes;
-        const better = paths_for(run, group, epoch);
+        planned.look_at = now +| look_pause_ns;
+        var better = paths_for(run, group, epoch);
+        better.hubs = epoch.paths.hubs; // a link that is well again is no reason
         const is_better = !better.eql(&epoch.paths);
         planned.since = if (is_better) @min(planned.since, now) else base.never;
         const matrix = measurement.matrix_of(epoch).?;
         planned.is_urgent = is_better and planner.halves(run.gpa, &matrix, &epoch.paths, &better);
     }
-    if (planned.since == base.never or now < planned.not_before) return;
+    if (planned.since == base.never) return;
     const has_waited = now - planned.since >= plan_wait *| pause_ns;
     if (!planned.is_urgent and !has_waited and !measurement.is_idle(epoch)) return;
     planned.since = base.never;
@@ -396,7 +404,8 @@ pub fn review_plan(run: *const Run, group: *const Group, epoch: *Epoch, now: bas
 
 /// Paths without broken links; if there are none, paths without links that have been broken for
 /// long; if there are none, all paths, until a member leaves.
-fn paths_for(run: *const Run, group: *const Group, epoch: *const Epoch) base.Paths {
+/// Not inlined, because its stack frame is large.
+noinline fn paths_for(run: *const Run, group: *const Group, epoch: *const Epoch) base.Paths {
     const is_planned = run.options.plan_pause_ns != base.never;
     const matrix = if (is_planned) measurement.matrix_of(epoch) else null;
     for ([_]bool{ false, true }) |lasting| {

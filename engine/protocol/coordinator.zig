@@ -300,6 +300,7 @@ fn dispatch(
             peer.bytes_received = body.bytes_received;
             if (body.may_probe and !peer.may_probe) measurement.gather(run, now);
             peer.may_probe = body.may_probe;
+            peer.is_idle = body.is_idle;
             run.say(peer, .{ .heartbeat_ack = .{ .number = body.number } });
         },
         .traffic => |*body| try measurement.on_traffic(run, now, peer, body),

@@ -475,6 +475,7 @@ pub const Court = struct {
             .bytes_sent = 0,
             .bytes_received = 0,
             .may_probe = court.may_probe.has(index),
+            .is_idle = court.may_probe.has(index),
         } });
     }
 

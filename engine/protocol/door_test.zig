@@ -488,7 +488,7 @@ test "more is read from one that was paused only when what it has said is taken"
     try expect(connection.is_paused(court.now));
     const paid = limits.pause_ns_min / (std.time.ns_per_s / limits.peer_messages_per_s_max);
     const taken = waits - (connection.stream.in.items.len - connection.stream.in_start);
-    try expect(taken >= (paid - 1) * 32 and taken <= (paid + 1) * 32);
+    try expect(taken >= (paid - 1) * 33 and taken <= (paid + 1) * 33);
 }
 
 test "a pause is no silence, and what follows it is" {

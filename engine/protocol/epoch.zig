@@ -131,7 +131,7 @@ pub const Epoch = struct {
     /// Ranks that have told the round under way how many safe points they have passed
     /// (membership.zig).
     stopping: Mask = .empty,
-    /// The order of the ring and the hubs in the current attempt (path.zig).
+    /// The paths of the current attempt (attempt.zig).
     paths: base.Paths,
     /// The link rates that the members were last told.
     measured: Told = .{},
@@ -178,6 +178,8 @@ pub const Epoch = struct {
         /// have changed because of them.
         not_before: base.Instant = 0,
         changes: u32 = 0,
+        /// The earliest time of the next search.
+        look_at: base.Instant = 0,
     };
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };

@@ -100,14 +100,18 @@ pub const Told = struct {
 
         pub fn differs(line: *const Line, now: *const Line) bool {
             if (differ(line.up, now.up) or differ(line.down, now.down)) return true;
-            if (line.is_full != now.is_full) return true;
             for (line.rates, now.rates) |told, rate| if (differ(told, rate)) return true;
-            for (line.limits, now.limits) |told, rate| if (differ(told, rate)) return true;
             for (line.rtts_ns, now.rtts_ns) |told, rtt_ns| {
                 if (@max(told, rtt_ns) - @min(told, rtt_ns) < rtt_ns_min) continue;
                 if (differ(told, rtt_ns)) return true;
             }
             return false;
+        }
+
+        /// Whether numbers have changed that only plans use.
+        pub fn plans_differ(line: *const Line, now: *const Line) bool {
+            for (line.limits, now.limits) |before, limit| if (differ(before, limit)) return true;
+            return line.is_full != now.is_full;
         }
 
         pub fn is_known(line: *const Line) bool {

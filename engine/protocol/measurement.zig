@@ -77,12 +77,14 @@ fn say(run: *Run, peer: *Peer, fault: matrix.Fault) void {
     run.log(level, format, .{ peer.named(), fault.why() });
 }
 
-/// The link from one peer to another as `from` reports it, with a rate no higher than `to` reports
-/// to receive.
+/// The link from one peer to another as `from` reports it, with a rate and a limit no higher than
+/// `to` reports to receive.
 pub fn believed(from: *const Peer, to: *const Peer) matrix.Link {
     var link = (from.row.find(to.id) orelse return .{ .peer = to.id }).*;
     const seen = to.row.find(from.id) orelse return link;
-    if (seen.brought > 0) link.rate = @min(link.rate, seen.brought);
+    if (seen.brought == 0) return link;
+    link.rate = @min(link.rate, seen.brought);
+    link.limit = @min(link.limit, seen.brought);
     return link;
 }
 
@@ -99,11 +101,12 @@ pub fn tell_measured(run: *Run, epoch: *Epoch) Allocator.Error!void {
     told.version = run.measurements;
     for (epoch.members, told.rows, 0..) |*member, *row, rank| {
         const line = line_of(epoch, member.peer orelse continue);
-        if (!row.differs(&line)) continue;
+        const is_told = row.differs(&line);
+        if (!is_told and !row.plans_differ(&line)) continue;
         row.* = line;
         told.changes += 1;
         var room: Room = undefined;
-        run.broadcast(epoch, message(epoch, rank, &room));
+        if (is_told) run.broadcast(epoch, message(epoch, rank, &room));
     }
 }
 
@@ -126,7 +129,7 @@ pub fn matrix_of(epoch: *const Epoch) ?plan.Matrix {
 pub fn is_idle(epoch: *const Epoch) bool {
     for (epoch.members) |*member| {
         const peer = member.peer orelse continue;
-        if (!peer.may_probe) return false;
+        if (!peer.is_idle) return false;
     }
     return true;
 }

@@ -520,7 +520,7 @@ test "a long list of peers is cut in a line of the log" {
 // Peers tell the coordinator of dials that failed. The status shows a failed dial, the log warns of
 // it, and the dialed peer is told, for each pair of peers at most every `tell_ns` (group.zig). No
 // decision depends on a failed dial: open lanes decide which newcomers enter (group.zig), and
-// working links decide the paths of data (path.zig).
+// working links decide the paths of data (plan/planner.zig).
 
 /// The most failed dials of one peer that are told and logged in a period of `tell_ns` (group.zig).
 const tells_max = base.limits.full_mesh_max;

@@ -168,6 +168,7 @@ pub const Peer = struct {
     /// The peer's last heartbeat says that it may probe a link; and the time until which the peer
     /// is probing.
     may_probe: bool = false,
+    is_idle: bool = false,
     probes_until: Instant = 0,
     late: Late = .{},
 

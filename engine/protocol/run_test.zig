@@ -75,7 +75,7 @@ const Idlers = struct {
     }
 };
 
-fn heartbeats_of(comptime count: usize, buffer: *[count * 33]u8) ![]const u8 {
+fn heartbeats_of(comptime count: usize, buffer: *[count * 34]u8) ![]const u8 {
     var length: usize = 0;
     for (0..count) |number| length += (try control.encode(.{ .heartbeat = .{
         .number = number,
@@ -98,7 +98,7 @@ test "peers that beat and read nothing are let go, longest queue first, and no m
     var idlers: Idlers = .{ .court = &court };
     try idlers.knock();
     try expectEqual(Idlers.count, idlers.left());
-    var buffer: [512 * 33]u8 = undefined;
+    var buffer: [512 * 34]u8 = undefined;
     const heartbeats = try heartbeats_of(512, &buffer);
     var most: usize = 0;
     for (0..40) |_| {

@@ -321,6 +321,7 @@ pub fn tick_control(s: *Session, late: bool) void {
         .bytes_sent = s.bytes_sent,
         .bytes_received = s.bytes_received,
         .may_probe = measure.may_begin(s),
+        .is_idle = measure.is_idle(s),
     } });
     s.beat_at = s.now;
     var room: TrafficRoom = undefined;

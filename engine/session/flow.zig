@@ -235,12 +235,11 @@ pub const Flow = struct {
         return if (is_held) flow.pacer.found else flow.carried.rate;
     }
 
-    /// Bytes per second beyond which the link itself was found to carry nothing; 0: not known. Near
-    /// links share no queue that could be measured.
+    /// Bytes per second beyond which the link itself was found to carry nothing; 0: not known, as
+    /// for near links, whose queues are too short to be measured.
     pub fn limit(flow: *const Flow) u64 {
         const is_held = flow.pacer.rate > 0 and flow.pacer.found > 0;
-        return if (flow.is_probed or is_held or !flow.is_far()) flow.carries() //
-        else flow.alone.rate;
+        return if (is_held) flow.pacer.found else flow.alone.rate;
     }
 
     /// Bytes that are in flight in both directions, or on their way back as credits, when the link

@@ -397,8 +397,12 @@ test "a link has its part of the user's limit, or its own limit where that is lo
 /// Whether the coordinator may ask this peer for a probe now: this peer takes part in probes,
 /// nothing moves, no call is under way, and some peer is far. Near links need no probe.
 pub fn may_begin(s: *const Session) bool {
-    const is_quiet = s.measure_at == base.never and !is_called(s);
-    return s.probe.bytes_max > 0 and is_quiet and any_far(s.links.items);
+    return s.probe.bytes_max > 0 and is_idle(s) and any_far(s.links.items);
+}
+
+/// Whether nothing moves and no call is under way.
+pub fn is_idle(s: *const Session) bool {
+    return s.measure_at == base.never and !is_called(s);
 }
 
 fn is_called(s: *const Session) bool {
@@ -438,7 +442,8 @@ pub fn end_probe(s: *Session) void {
     s.probe.under_way = null;
     const link = s.link_to(under_way.to) orelse return;
     link.flow.is_probed = false;
-    if (!under_way.is_whole(s.now)) link.flow.carried = .{};
+    // Nothing else moved meanwhile, so a link that a whole probe kept busy carries no more.
+    if (under_way.is_whole(s.now)) link.flow.alone = link.flow.carried else link.flow.carried = .{};
 }
 
 /// Puts the next frame of a probe, if there is one, on an idle lane that has nothing else to send.

@@ -431,6 +431,8 @@ pub const Heartbeat = struct {
     bytes_received: u64,
     /// Nothing is in flight or moves at this peer, so it may probe a link.
     may_probe: bool = false,
+    /// The peer has no call under way, and nothing moves on its links.
+    is_idle: bool = false,
 
     pub const bounds = .{ .number = .any, .bytes_sent = .any, .bytes_received = .any };
 };
@@ -1313,22 +1315,23 @@ test "the traffic of a link has its bytes in order, and only its lanes are out o
         .sent = 2,
         .received = 3,
         .rate = limits.link_rate_told_max,
+        .limit = 7,
         .brought = 4,
         .rtt_ns = limits.link_rtt_ns_told_max,
         .again_ppm = limits.link_again_ppm_max,
         .lanes = limits.lanes_per_link_max,
     };
     var room: [160]u8 = undefined;
-    const at = header_bytes + 5 * 8 + 4; // where the first link begins
+    const at = header_bytes + 5 * 8 + 1 + 4; // where the first link begins
     const bytes = try encode_traffic(told, &room);
     try std.testing.expectEqualSlices(u8, &told.peer.bytes, bytes[at..][0..16]);
-    try std.testing.expectEqualSlices(u8, "\x05" ++ "\x00" ** 7 ++ "\x06", bytes[at - 20 ..][0..9]);
+    try std.testing.expectEqualSlices(u8, "\x05" ++ "\x00" ** 7 ++ "\x06", bytes[at - 21 ..][0..9]);
     try std.testing.expectEqualSlices(u8, "\x02" ++ "\x00" ** 7 ++ "\x03" ++ "\x00" ** 7 ++
-        "\x00\x54\xce\x09\x23\x01\x00\x00" ++ "\x04" ++ "\x00" ** 7 ++
+        "\x00\x54\xce\x09\x23\x01\x00\x00" ++ "\x07" ++ "\x00" ** 7 ++ "\x04" ++ "\x00" ** 7 ++
         "\x00\x58\x47\xf8\x0d\x00\x00\x00" ++
         "\x40\x42\x0f\x00" ++ "\x40", bytes[at + 16 ..]);
     _ = try decode(bytes);
-    inline for (.{ "rate", "brought", "rtt_ns", "again_ppm", "lanes" }) |name| {
+    inline for (.{ "rate", "limit", "brought", "rtt_ns", "again_ppm", "lanes" }) |name| {
         var above = told;
         @field(above, name) = std.math.maxInt(@TypeOf(@field(above, name)));
         const read = decode(try encode_traffic(above, &room));
