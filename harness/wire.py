@@ -79,7 +79,7 @@ def join(group: bytes, address: bytes = b"127.0.0.1:1", *, world_size: int = 1) 
 
 def heartbeat(number: int) -> bytes:
     """A heartbeat, which the coordinator acknowledges."""
-    return message(HEARTBEAT, struct.pack("<QQQB", number, 0, 0, 0))
+    return message(HEARTBEAT, struct.pack("<QQQBB", number, 0, 0, 0, 0))
 
 
 def prepared(group: int, prepare_round: int) -> bytes:

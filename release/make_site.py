@@ -70,13 +70,13 @@ TOPICS: dict[str, list[str]] = {
     "Results": ["Work", "Outcome", "Range", "Admission", "GroupInfo", "Roster", "PeerId"],
     "Shared state": ["SharedState", "SyncOutcome", "Strategy", "StateRule"],
     "Codecs": ["Codec", "CodecKind", "Rounding", "ErrorFeedback"],
-    "Choices": ["ReduceOp", "DType", "Plan", "Recovery", "Congestion", "Probe"],
+    "Choices": ["ReduceOp", "DType", "Plan", "Plans", "Recovery", "Congestion", "Probe"],
     "Coordinators and tokens": [
         *("Coordinator", "run_status", "Token", "token_create", "token_parse", "LocalWorld"),
     ],
     "Types of arguments": [
-        *("Array", "Buffer", "CodecName", "CongestionName", "OpName", "PlanName", "ProbeName"),
-        *("RecoveryName", "RoundingName", "StateRuleName", "StrategyName"),
+        *("Array", "Buffer", "CodecName", "CongestionName", "OpName", "PlanName", "PlansName"),
+        *("ProbeName", "RecoveryName", "RoundingName", "StateRuleName", "StrategyName"),
     ],
     "The installation": ["cpu_level", "include_dir", "library_dir", "wire_version"],
 }

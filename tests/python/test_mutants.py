@@ -49,7 +49,7 @@ print("end", file=sys.stderr)
 def run(folder: Path, *options: str, survivors: str = "", also: str = "second") -> tuple[int, str]:
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
-    layers = ("kernels", "protocol", "collective", "session", "net", "abi")
+    layers = ("kernels", "plan", "protocol", "collective", "session", "net", "abi")
     for name in ("pccl-sim", *(f"test-{layer}" for layer in layers)):
         (programs / name).write_text(f"#!{sys.executable}\n{PLAYED}")
         (programs / name).chmod(0o755)
