@@ -1,7 +1,7 @@
 //! Movers: the three ways that the data of one operation can take; an attempt uses one of them. All
 //! movers have the same functions, so a caller need not know which mover is active. The memory of
-//! all three is reserved at the start: broken links may change the schedule of a call, which must
-//! not fail for want of memory then.
+//! all three is reserved at the start: broken links and measured rates may change the schedule of a
+//! call, which must not fail for want of memory then.
 
 const std = @import("std");
 const plan = @import("plan");

@@ -170,7 +170,7 @@ pub const Epoch = struct {
     pub const Planned = struct {
         /// `measured.changes` when paths were last looked for.
         seen: u64 = 0,
-        /// Since when better paths are known; `never`: none are.
+        /// When better paths became known; `never`: no better paths are known.
         since: base.Instant = base.never,
         /// The better paths take half of the time, or less.
         is_urgent: bool = false,
