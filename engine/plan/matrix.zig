@@ -68,7 +68,13 @@ pub const Matrix = struct {
     }
 };
 
-fn limit(rate: u64) f64 {
+/// The smaller of two rates; a rate of 0 is not known.
+pub fn lesser(one: u64, other: u64) u64 {
+    return if (one == 0) other else if (other == 0) one else @min(one, other);
+}
+
+/// The rate as a limit; infinite if it is not known.
+pub fn limit(rate: u64) f64 {
     return if (rate == 0) std.math.inf(f64) else @floatFromInt(rate);
 }
 

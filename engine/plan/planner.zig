@@ -16,6 +16,7 @@ const shares = @import("shares.zig");
 const Edges = cycle.Edges;
 const Matrix = matrix_file.Matrix;
 const Volume = @import("volume.zig").Volume;
+const lesser = matrix_file.lesser;
 const Allocator = std.mem.Allocator;
 const Mask = base.Mask;
 const Order = base.Order;
@@ -169,23 +170,19 @@ fn direct_ns(matrix: *const Matrix, paths: *const Paths) u64 {
 }
 
 /// How long an all_reduce of `bytes` takes along these paths.
-pub fn predicted_ns(matrix: *const Matrix, paths: *const Paths, bytes: u64) u64 {
+fn predicted_ns(matrix: *const Matrix, paths: *const Paths, bytes: u64) u64 {
     const is_small = bytes < paths.small_bytes;
     var owned: Shares = if (is_small) .{} else paths.shares;
     // If shares are even, each hub has one part.
     if (owned.is_even()) for (&owned.of, 0..) |*share, rank| {
         share.* = @intFromBool(paths.hubs.has(rank));
     };
-    return time_of(matrix, bytes, &.{
+    const volume: Volume = .{ .all = @floatFromInt(bytes) };
+    return figures.predicted_ns(matrix, &volume, &.{
         .way = if (is_small or paths.plan == .direct) .direct else .ring,
         .order = paths.order.slice(),
         .shares = owned,
     });
-}
-
-fn time_of(matrix: *const Matrix, bytes: u64, course: *const figures.Course) u64 {
-    const volume: Volume = .{ .all = @floatFromInt(bytes) };
-    return figures.predicted_ns(matrix, &volume, course);
 }
 
 // ---- what is known
@@ -304,11 +301,6 @@ const Ends = struct {
         return if (best > 0) best else if (ends.fastest > 0) ends.fastest else rate_unknown;
     }
 };
-
-/// The smaller of two rates; a rate of 0 is not known.
-fn lesser(one: u64, other: u64) u64 {
-    return if (one == 0) other else if (other == 0) one else @min(one, other);
-}
 
 // ---- candidates
 

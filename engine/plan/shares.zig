@@ -61,7 +61,7 @@ fn sum_of(values: *const Values) f64 {
 
 /// A row for each link, each member and each hub.
 const rows_max = members_max * (members_max - 1) / 2 + 2 * members_max;
-/// Differences below this part of a rate are those of rounding.
+/// Coefficients, and differences of parts, below this number are errors of rounding.
 const tiny = 1e-9;
 
 /// Maximizes the sum of the variables, which are the x of the hubs.
@@ -75,6 +75,7 @@ const Program = struct {
     work: [rows_max]Row,
 
     const Row = struct { of: [members_max]f64 = @splat(0), limit: f64 };
+
     fn fill(p: *Program, matrix: *const Matrix, alive: *const Mask, hubs: *const Mask) void {
         p.columns = 0;
         p.rows = 0;
@@ -233,8 +234,7 @@ const Program = struct {
 };
 
 fn slower(one: u64, other: u64) f64 {
-    const least = if (one == 0) other else if (other == 0) one else @min(one, other);
-    return if (least == 0) std.math.inf(f64) else @floatFromInt(least);
+    return matrix_file.limit(matrix_file.lesser(one, other));
 }
 
 // ---- tests
