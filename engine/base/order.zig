@@ -148,8 +148,8 @@ pub const Paths = struct {
     shares: Shares = .{},
     /// The schedule of calls that leave it open; never `auto`.
     plan: Plan = .ring,
-    /// A call that leaves its schedule open and has fewer bytes is direct; all hubs own equally much
-    /// of its data.
+    /// A call that leaves its schedule open and has fewer bytes is direct, and all hubs own equally
+    /// much of its data.
     small_bytes: u64 = 0,
 
     /// The paths if no link is broken and no rate is known. In a large epoch no member has links to
