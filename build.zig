@@ -561,6 +561,12 @@ const benches = [_]struct {
         .about = "Build a program that measures the coordinator",
     },
     .{
+        .name = "planner-bench",
+        .root = "engine/plan/bench.zig",
+        .imports = &.{ "base", "plan" },
+        .about = "Build a program that plans the paths of matrices",
+    },
+    .{
         .name = "workers-bench",
         .root = "engine/net/worker_bench.zig",
         .imports = &.{ "base", "kernels", "net" },

@@ -168,6 +168,28 @@ nb::tuple info(Comm &comm) {
                         found.bytes_sent, found.bytes_received, static_cast<int>(found.lost));
 }
 
+nb::tuple plan(Comm &comm) {
+  pccl_comm_plan_t found = PCCL_COMM_PLAN_INIT;
+  check(pccl_comm_plan(comm.handle->native, &found));
+  nb::list order, shares, limits;
+  for (uint32_t index = 0; index < found.order_count; index += 1) order.append(found.order[index]);
+  for (uint32_t rank = 0; rank < found.world_size; rank += 1)
+    shares.append(rank < PCCL_HUBS_MAX ? found.shares[rank] : 0);
+  for (uint32_t index = 0; index < found.limit_count; index += 1)
+    limits.append(nb::make_tuple(found.limits[index].from, found.limits[index].to));
+  return nb::make_tuple(found.epoch, found.attempt, found.kind, order, shares, found.small_bytes,
+                        found.predicted_ns, found.bound_ns, limits);
+}
+
+void optimize_topology(Comm &comm, uint64_t deadline_ns) {
+  pccl_status_t status;
+  {
+    Unlocked unlocked;
+    status = pccl_comm_optimize_topology(comm.handle->native, deadline_ns, nullptr);
+  }
+  check_interrupted(status);
+}
+
 std::string label(Comm &comm, nb::bytes peer) {
   pccl_peer_id_t id = to_id(peer);
   char text[PCCL_LABEL_BYTES_MAX + 1];
@@ -219,6 +241,11 @@ void init_communicator(nb::module_ &module) {
                    "tuple[int, int, int, int, int, int, int, bytes, int, int, int]"),
            "(epoch, attempt, rank, world_size, alive, pending, operations_in_flight, peer_id,\n"
            "bytes_sent, bytes_received, lost)")
+      .def("plan", &plan,
+           nb::sig("def plan(self) -> tuple[int, int, int, list[int], list[int], int, int, int, "
+                   "list[tuple[int, int]]]"),
+           "(epoch, attempt, kind, order, shares, small_bytes, predicted_ns, bound_ns, limits)")
+      .def("optimize_topology", &optimize_topology, nb::arg("deadline_ns"))
       .def("members", [](Comm &comm) { return ids(comm, pccl_comm_members); },
            nb::sig("def members(self) -> list[bytes]"), "In rank order.")
       .def_prop_ro("handle", [](Comm &comm) { return handle_of(comm.handle); },

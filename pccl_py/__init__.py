@@ -30,7 +30,7 @@ except ImportError:
 from pccl_py._lifecycle import exit_on_sigterm
 from pccl_py.buffers import Array, Buffer
 from pccl_py.codec import Codec, CodecKind, CodecName, ErrorFeedback, Rounding, RoundingName
-from pccl_py.communicator import Communicator, Group, GroupInfo, Run, connect
+from pccl_py.communicator import Communicator, Group, GroupInfo, GroupPlan, Run, connect
 from pccl_py.coordinator import Coordinator, Token, run_status, token_create, token_parse
 from pccl_py.elastic import Step, steps
 from pccl_py.errors import (
@@ -100,6 +100,7 @@ __all__ = [
     "Expelled",
     "Group",
     "GroupInfo",
+    "GroupPlan",
     "InDoubt",
     "InvalidArgument",
     "InvalidUsage",

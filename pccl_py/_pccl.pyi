@@ -175,6 +175,14 @@ class Comm:
         bytes_sent, bytes_received, lost)
         """
 
+    def plan(
+        self,
+    ) -> tuple[int, int, int, list[int], list[int], int, int, int, list[tuple[int, int]]]:
+        """
+        (epoch, attempt, kind, order, shares, small_bytes, predicted_ns, bound_ns, limits)
+        """
+
+    def optimize_topology(self, deadline_ns: int) -> None: ...
     def members(self) -> list[bytes]:
         """In rank order."""
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn, SupportsIndex
+from typing import Literal, NoReturn, SupportsIndex
 
 from pccl_py import _lifecycle, _log_output, _pccl
 from pccl_py._environment import Arguments
@@ -28,12 +28,13 @@ from pccl_py.buffers import Array
 from pccl_py.collectives import Collectives
 from pccl_py.errors import InvalidArgument, InvalidUsage, PcclError, class_name
 from pccl_py.network import Rates
-from pccl_py.outcome import Admission, Roster, Rosters
+from pccl_py.outcome import Admission, Roster, Rosters, figure
 from pccl_py.shared_state import SharedState
 from pccl_py.words import (
     Congestion,
     CongestionName,
     PeerId,
+    Plan,
     Probe,
     ProbeName,
     StateRules,
@@ -78,6 +79,50 @@ class GroupInfo:
     bytes_sent: int
     bytes_received: int
     lost: str | None = None
+
+
+# The end of a limit that stands for all links of the other end, PCCL_ALL_LINKS in pccl.h.
+_ALL_LINKS = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """The way that the data of calls with `plan="auto"` takes, and what it brings.
+
+    `kind` is "ring" or "direct". `order` has the ranks in the order of the ring; it is empty if
+    every ring has a broken link. `shares` says how much of the data each rank of the epoch owns in
+    a direct schedule, as parts of their sum; if all are 0, the members own equally much. Calls of
+    fewer than `small_bytes` bytes are direct, with equal shares. `predicted` is how many seconds an
+    all_reduce of 64 MiB takes at the rates that this peer knows, and `bound` the least seconds that
+    any schedule needs; None if a rate is not known. `limits` names the links that need longest, as
+    pairs of ranks (from, to); None at one end stands for all links of the rank at the other end.
+    `epoch` and `attempt` tell plans apart, and are 0 before the first `admit`.
+    docs/guides/PLANS.md says how a plan is chosen.
+    """
+
+    epoch: int
+    attempt: int
+    kind: Literal["ring", "direct"]
+    order: tuple[int, ...]
+    shares: tuple[int, ...]
+    small_bytes: int
+    predicted: float | None
+    bound: float | None
+    limits: tuple[tuple[int | None, int | None], ...]
+
+    def __str__(self) -> str:
+        if self.kind == "ring":
+            way = "ring " + " ".join(map(str, self.order))
+        elif any(self.shares):
+            owners = (f"{rank}:{share}" for rank, share in enumerate(self.shares) if share)
+            way = "direct, shares " + " ".join(owners)
+        else:
+            way = "direct"
+        if self.small_bytes:
+            way += f", direct below {self.small_bytes // 1024} KiB"
+        if self.predicted is None or self.bound is None:
+            return way
+        return f"{way}: {self.predicted:.3g} s for 64 MiB, at least {self.bound:.3g} s"
 
 
 class Group(Collectives):
@@ -215,6 +260,45 @@ class Group(Collectives):
             bytes_received=received,
             lost=class_name(lost),
         )
+
+    def plan(self) -> GroupPlan:
+        """The present plan, as far as this peer knows. Costs no network round trip."""
+        answer = self._open().plan()
+        epoch, attempt, kind, order, shares, small_bytes, predicted_ns, bound_ns, limits = answer
+        return GroupPlan(
+            epoch=epoch,
+            attempt=attempt,
+            kind="direct" if kind == Plan.DIRECT else "ring",
+            order=tuple(order),
+            shares=tuple(shares),
+            small_bytes=small_bytes,
+            predicted=figure(predicted_ns),
+            bound=figure(bound_ns),
+            limits=tuple(
+                (None if start == _ALL_LINKS else start, None if end == _ALL_LINKS else end)
+                for start, end in limits
+            ),
+        )
+
+    def optimize_topology(self, deadline: float | None = None) -> GroupPlan:
+        """Waits until no better plan is known, and returns the plan.
+
+        Links whose rates are not known are probed first, 1.5 seconds for each round of pairs, and a
+        better plan begins at once, although members may be busy. Any member may call
+        `optimize_topology`, alone or together with others, and on any thread; operations go on
+        meanwhile. A program need not call it: plans follow the rates by themselves, but wait for a
+        quiet moment, and links are probed while nothing moves.
+
+        Raises DeadlineExceeded after `deadline` seconds (default: the communicator's); operations
+        go on as before. Raises InvalidUsage before the first `admit`.
+        """
+        native = self._open()
+        try:
+            native.optimize_topology(nanoseconds(deadline, "deadline"))
+        except PcclError as error:
+            self._origin("optimize_topology").mark(error)
+            raise
+        return self.plan()
 
     def admit(self, deadline: float | None = None, *, together: bool = False) -> Admission:
         """The safe point: the only place where newcomers enter and where rank and size change.

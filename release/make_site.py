@@ -44,7 +44,7 @@ NAVIGATION: dict[str, list[str]] = {
     "Guides": [
         *("guides/COLLECTIVES.md", "guides/DILOCO.md", "guides/CHECKPOINTS.md"),
         *("guides/NETWORKING.md", "guides/INTERNET.md", "guides/OPERATE.md"),
-        *("guides/PERFORMANCE.md", "guides/TORCH.md", "guides/FRAMEWORKS.md"),
+        *("guides/PERFORMANCE.md", "guides/PLANS.md", "guides/TORCH.md", "guides/FRAMEWORKS.md"),
         *("guides/JAX.md", "guides/C.md", "guides/MIGRATING.md"),
     ],
     "Reference": [
@@ -67,7 +67,16 @@ NAVIGATION: dict[str, list[str]] = {
 TOPICS: dict[str, list[str]] = {
     "Joining a run": ["connect", "steps", "Step", "exit_on_sigterm"],
     "Collectives": ["Communicator", "Group", "Run"],
-    "Results": ["Work", "Outcome", "Range", "Admission", "GroupInfo", "Roster", "PeerId"],
+    "Results": [
+        "Work",
+        "Outcome",
+        "Range",
+        "Admission",
+        "GroupInfo",
+        "GroupPlan",
+        "Roster",
+        "PeerId",
+    ],
     "Shared state": ["SharedState", "SyncOutcome", "Strategy", "StateRule"],
     "Codecs": ["Codec", "CodecKind", "Rounding", "ErrorFeedback"],
     "Choices": ["ReduceOp", "DType", "Plan", "Plans", "Recovery", "Congestion", "Probe"],

@@ -65,6 +65,27 @@ pub const CommInfo = extern struct {
     reserved: u32,
 };
 
+pub const Limit = extern struct { from: u32, to: u32 };
+/// The end of a limit that stands for all links of the other end, PCCL_ALL_LINKS of pccl.h.
+const all_links = std.math.maxInt(u32);
+
+pub const CommPlan = extern struct {
+    size: usize,
+    epoch: u64,
+    attempt: u32,
+    kind: u32,
+    small_bytes: u64,
+    predicted_ns: u64,
+    bound_ns: u64,
+    world_size: u32,
+    order_count: u32,
+    limit_count: u32,
+    reserved: u32,
+    limits: [8]Limit,
+    order: [base.limits.peers_max]u16,
+    shares: [base.limits.full_mesh_max]u8,
+};
+
 /// The type pccl_comm_t of pccl.h.
 pub const Comm = struct {
     membership: *net.Membership,
@@ -420,6 +441,49 @@ fn look(handle: ?*Comm, info: ?*CommInfo) status.Error!void {
         .lost = if (now.lost) |why| status.of(why) else .ok,
         .reserved = 0,
     });
+}
+
+pub const pccl_comm_plan = status.C(look_at_plan).call;
+
+fn look_at_plan(handle: ?*Comm, plan: ?*CommPlan) status.Error!void {
+    const comm = try usable(handle);
+    const to = plan orelse return status.is_null("plan");
+    const now = comm.membership.paths_now() catch return sentence.closed();
+    const told = if (now) |*it| plan_of(it) else std.mem.zeroes(CommPlan);
+    try argument.write(CommPlan, "pccl_comm_plan_t", to, told);
+}
+
+pub const pccl_comm_optimize_topology = status.C(optimize_topology).call;
+
+fn optimize_topology(handle: ?*Comm, deadline_ns: u64, plan: ?*CommPlan) status.Error!void {
+    const comm = try usable(handle);
+    if (plan) |to| try argument.check_size(CommPlan, "pccl_comm_plan_t", to);
+    const over = comm.membership.optimize(comm.deadline(deadline_ns), comm.interrupt) catch |err|
+        return sentence.optimize(err);
+    if (over != .ok) return sentence.membership(over, comm.membership.why_removed());
+    if (plan) |to| try look_at_plan(comm, to);
+}
+
+fn plan_of(now: *const session.PathsNow) CommPlan {
+    const paths = &now.paths;
+    const ranks = if (paths.has_ring) paths.order.slice() else &.{};
+    const is_ring = paths.has_ring and paths.plan == .ring;
+    const limits = now.explained.limited_by();
+    var told = std.mem.zeroes(CommPlan);
+    told.epoch = now.epoch;
+    told.attempt = now.attempt;
+    told.kind = @intFromEnum(if (is_ring) base.Plan.ring else .direct);
+    told.small_bytes = paths.small_bytes;
+    told.predicted_ns = now.explained.figures.predicted_ns;
+    told.bound_ns = now.explained.figures.bound_ns;
+    told.world_size = now.world_size;
+    told.limit_count = @intCast(limits.len);
+    for (limits, told.limits[0..limits.len]) |limit, *to|
+        to.* = .{ .from = limit.from orelse all_links, .to = limit.to orelse all_links };
+    told.order_count = @intCast(ranks.len);
+    @memcpy(told.order[0..ranks.len], ranks);
+    told.shares = paths.shares.of;
+    return told;
 }
 
 pub const pccl_comm_members = Listed(.members).call;

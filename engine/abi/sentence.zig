@@ -346,6 +346,15 @@ pub fn pending(err: session.CallError) Error {
     };
 }
 
+pub fn optimize(err: net.Membership.OptimizeError) Error {
+    return switch (err) {
+        error.DeadlineExceeded => say(.deadline_exceeded, "optimize_topology timed out: links " ++
+            "were still being probed, or a better plan had not begun; operations go on as " ++
+            "before, and the plan may still change", .{}),
+        else => |other| told(other, .{}),
+    };
+}
+
 /// Begins a sentence about a peer that is no member any more; the reason follows, in the
 /// coordinator's words if the coordinator removed this peer.
 const removed = "this peer is no longer a member of the group: ";

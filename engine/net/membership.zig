@@ -27,6 +27,9 @@ pub const Membership = struct {
     /// A thread is in `admit`, perhaps not awake yet: another thread would take its result away.
     in_admit: bool = false,
     admit_failure: ?Status = null,
+    /// Set when the best paths are known for which threads wait (`optimize`), or the membership is
+    /// over.
+    optimized: lock.Signal = .{},
     /// The epoch that `admit` last told the user.
     epoch_seen: u64 = 0,
 
@@ -141,6 +144,7 @@ pub const Membership = struct {
             if (membership.left) return;
             membership.left = true;
             const waits = membership.group.is_admitting();
+            membership.optimized.set();
             user.leave(engine.session, clock.now(), membership.group);
             if (waits) membership.admit_over(.cancelled);
             engine.communicators -= 1;
@@ -239,6 +243,43 @@ pub const Membership = struct {
             .left = if (changed) @intCast(group.left().len) else 0,
             .changed = changed,
         };
+    }
+
+    // ---- paths
+
+    pub const OptimizeError = error{ Closed, NotAdmitted, DeadlineExceeded, Interrupted };
+
+    /// Waits until the coordinator knows no better paths; better ones may begin meanwhile. Any
+    /// number of threads may wait. The status is .ok unless the membership is over.
+    pub fn optimize(
+        membership: *Membership,
+        deadline: Instant,
+        interrupt: Interrupt,
+    ) OptimizeError!Status {
+        const engine = membership.engine;
+        {
+            const mode = engine.enter();
+            defer engine.leave(mode);
+            if (membership.left) return error.Closed;
+            if (membership.failure) |failure| return failure.status.?;
+            if (!membership.group.waits_for_paths) membership.optimized.clear();
+            user.optimize(engine.session, clock.now(), membership.group) catch |err| switch (err) {
+                error.Left => return error.Closed,
+                error.NotAdmitted => return error.NotAdmitted,
+            };
+        }
+        if (!try interrupt.wait(&membership.optimized, deadline)) return error.DeadlineExceeded;
+        if (membership.lost()) |status| return status;
+        return .ok;
+    }
+
+    /// The paths of the current attempt; null: this peer is in no epoch yet.
+    pub fn paths_now(membership: *Membership) error{Closed}!?session.PathsNow {
+        const engine = membership.engine;
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        if (membership.left) return error.Closed;
+        return session.PathsNow.of(engine.session, membership.group);
     }
 
     // ---- looking
@@ -376,8 +417,10 @@ pub const Membership = struct {
             },
             .admitted => membership.admit_over(null),
             .admit_failed => |status| membership.admit_over(status),
+            .optimized => membership.optimized.set(),
             .gone => |status| {
                 membership.failure = .init(status, "");
+                membership.optimized.set();
                 if (membership.group.is_admitting()) membership.admit_over(status);
             },
         }

@@ -103,7 +103,7 @@ const direct_busy = 9.0 / 8.0;
 fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course) ?f64 {
     if (volume.total(course.alive()) == 0) return null;
     const loads: Loads = .of(volume, course);
-    const least = slowest(matrix, &loads, course) orelse return null;
+    const least = (Spent.of(matrix, &loads, course) orelse return null).most;
     const busy = least * @as(f64, if (course.way == .direct) direct_busy else 1);
     const hops: Hops = .of(matrix, course, &loads, volume.all > 0);
     const commit = seconds(course.commit_ns);
@@ -114,25 +114,69 @@ fn predicted(matrix: *const Matrix, volume: *const Volume, course: *const Course
     return commit + @max(busy + hops.longest, hops.way + busy / hops.steps);
 }
 
-/// The seconds that the slowest link or member needs to send or receive; null if a rate is not
-/// known.
-fn slowest(matrix: *const Matrix, loads: *const Loads, course: *const Course) ?f64 {
-    var out: [members_max]f64 = @splat(0);
-    var in: [members_max]f64 = @splat(0);
-    var most: f64 = 0;
-    for (course.order) |a| for (course.order) |b| {
-        const load = loads.of_link[a][b];
-        if (load == 0) continue;
-        if (matrix.rates[a][b] == 0) return null;
-        most = @max(most, time(load, matrix.rates[a][b]));
-        out[a] += load;
-        in[b] += load;
+/// The seconds that each link, and each member on all its links, needs to send and receive; null if
+/// the rate of a link that is used is not known.
+const Spent = struct {
+    link: [members_max][members_max]f64 = @splat(@splat(0)),
+    out: [members_max]f64 = @splat(0),
+    in: [members_max]f64 = @splat(0),
+    most: f64 = 0,
+
+    fn of(matrix: *const Matrix, loads: *const Loads, course: *const Course) ?Spent {
+        var spent: Spent = .{};
+        for (course.order) |a| for (course.order) |b| {
+            const load = loads.of_link[a][b];
+            if (load == 0) continue;
+            if (matrix.rates[a][b] == 0) return null;
+            spent.link[a][b] = time(load, matrix.rates[a][b]);
+            spent.most = @max(spent.most, spent.link[a][b]);
+            spent.out[a] += load;
+            spent.in[b] += load;
+        };
+        for (course.order) |rank| {
+            const up, const down = .{ matrix.up[rank], matrix.down[rank] };
+            spent.out[rank] = if (up > 0) time(spent.out[rank], up) else 0;
+            spent.in[rank] = if (down > 0) time(spent.in[rank], down) else 0;
+            spent.most = @max(spent.most, spent.out[rank], spent.in[rank]);
+        }
+        return spent;
+    }
+};
+
+/// A link, or all links from a member, or all links to a member, that an operation waits for.
+pub const Limit = struct { from: ?u16, to: ?u16 };
+
+/// The most limits that are named.
+pub const limits_max = 8;
+/// Links whose time is within this part of the slowest one's limit an operation as well.
+const limit_part = 16;
+
+/// Fills in the links that need longest, and then the members; none if a rate that is needed
+/// is not known. A member is named only where its links could each carry more.
+pub fn limits_of(
+    matrix: *const Matrix,
+    volume: *const Volume,
+    course: *const Course,
+    room: *[limits_max]Limit,
+) []Limit {
+    const spent = Spent.of(matrix, &.of(volume, course), course) orelse return room[0..0];
+    if (spent.most == 0) return room[0..0];
+    const near = spent.most / limit_part * (limit_part - 1);
+    var found: std.ArrayList(Limit) = .initBuffer(room);
+    var sends: Side = 0;
+    var receives: Side = 0;
+    for (course.order) |a| for (course.order) |b| if (spent.link[a][b] >= near) {
+        sends |= bit(a);
+        receives |= bit(b);
+        found.appendBounded(.{ .from = a, .to = b }) catch break;
     };
     for (course.order) |rank| {
-        if (matrix.up[rank] > 0) most = @max(most, time(out[rank], matrix.up[rank]));
-        if (matrix.down[rank] > 0) most = @max(most, time(in[rank], matrix.down[rank]));
+        if (spent.out[rank] >= near and sends & bit(rank) == 0)
+            found.appendBounded(.{ .from = rank, .to = null }) catch break;
+        if (spent.in[rank] >= near and receives & bit(rank) == 0)
+            found.appendBounded(.{ .from = null, .to = rank }) catch break;
     }
-    return most;
+    return found.items;
 }
 
 /// Bytes on each link, by the ranks of its ends.

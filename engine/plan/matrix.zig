@@ -78,6 +78,25 @@ pub fn limit(rate: u64) f64 {
     return if (rate == 0) std.math.inf(f64) else @floatFromInt(rate);
 }
 
+/// The member whose farthest other member is nearest, and the round trip to that one; of equal
+/// members the first. Null: of no member all round trips are known.
+pub fn middle(matrix: *const Matrix, alive: *const base.Mask) ?struct { rank: u16, rtt_ns: u64 } {
+    const members: base.Order = .of(alive);
+    var best: ?u16 = null;
+    var best_ns: u64 = std.math.maxInt(u64);
+    for (members.slice()) |a| {
+        var farthest: u64 = 0;
+        for (members.slice()) |b| if (a != b) {
+            const trip = lesser(matrix.rtts_ns[a][b], matrix.rtts_ns[b][a]);
+            farthest = @max(farthest, if (trip == 0) std.math.maxInt(u64) else trip);
+        };
+        if (farthest >= best_ns) continue;
+        best = a;
+        best_ns = farthest;
+    }
+    return .{ .rank = best orelse return null, .rtt_ns = best_ns };
+}
+
 /// The most bytes per second from the ranks of `side` to all other ranks alive.
 pub const Cut = struct { side: Side, rate: f64 };
 
@@ -150,6 +169,19 @@ test "a side sends no more than its members, its links, and the members of the o
     // Rank 2 is not alive.
     try expectEqual(2, matrix.cuts_of(0b011).len);
     try expectEqual(1, rate_of(&matrix, 0b011, 0b001));
+}
+
+test "the middle is nearest to the member that is farthest from it, if all round trips are known" {
+    var matrix: Matrix = .{};
+    const alive: base.Mask = .full(3);
+    try expectEqual(null, middle(&matrix, &alive));
+    matrix.rtts_ns[0][1] = 30;
+    matrix.rtts_ns[2][0] = 90;
+    try expectEqual(90, middle(&matrix, &alive).?.rtt_ns); // rank 0 alone has both
+    matrix.rtts_ns[2][1] = 20; // one direction is enough
+    const found = middle(&matrix, &alive).?;
+    try expectEqual(1, found.rank);
+    try expectEqual(30, found.rtt_ns);
 }
 
 test "all cuts of eight members are looked at, and of more those around each" {

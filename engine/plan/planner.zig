@@ -51,6 +51,18 @@ pub const Question = struct {
     matrix: ?*const Matrix = null,
     /// The paths of the present attempt; null: there are none to keep.
     now: ?*const Paths = null,
+    /// Becomes the times of the ways that were compared.
+    tried: ?*Tried = null,
+};
+
+/// How long an all_reduce of 64 MiB takes by each way that was compared; 0: that way is not there.
+pub const Tried = struct {
+    /// The ring of the ranks, and the ring whose slowest link is fastest.
+    ranks_ns: u64 = 0,
+    widest_ns: u64 = 0,
+    /// The direct schedule, with hubs that own equally much, and with the best shares.
+    even_ns: u64 = 0,
+    uneven_ns: u64 = 0,
 };
 
 /// The paths to take; null: none avoid the broken links. Without memory the paths of now stay.
@@ -171,19 +183,48 @@ fn direct_ns(matrix: *const Matrix, paths: *const Paths) u64 {
 
 /// How long an all_reduce of `bytes` takes along these paths.
 fn predicted_ns(matrix: *const Matrix, paths: *const Paths, bytes: u64) u64 {
+    return figures.predicted_ns(matrix, &volume_of(bytes), &course_of(paths, bytes));
+}
+
+fn volume_of(bytes: u64) Volume {
+    return .{ .all = @floatFromInt(bytes) };
+}
+
+fn course_of(paths: *const Paths, bytes: u64) figures.Course {
     const is_small = bytes < paths.small_bytes;
     var owned: Shares = if (is_small) .{} else paths.shares;
     // If shares are even, each hub has one part.
     if (owned.is_even()) for (&owned.of, 0..) |*share, rank| {
         share.* = @intFromBool(paths.hubs.has(rank));
     };
-    const volume: Volume = .{ .all = @floatFromInt(bytes) };
-    return figures.predicted_ns(matrix, &volume, &.{
+    return .{
         .way = if (is_small or paths.plan == .direct) .direct else .ring,
         .order = paths.order.slice(),
         .shares = owned,
-    });
+    };
 }
+
+/// The times of an all_reduce of 64 MiB along paths, and the links that limit it; for people.
+pub const Explained = struct {
+    figures: figures.Figures = .{},
+    limits: [figures.limits_max]figures.Limit = undefined,
+    limit_count: usize = 0,
+
+    /// `commit_ns`: the round trip to the coordinator.
+    pub fn of(matrix: *Matrix, paths: *const Paths, commit_ns: u64) Explained {
+        var explained: Explained = .{};
+        var course = course_of(paths, large);
+        course.commit_ns = commit_ns;
+        explained.figures = figures.of(matrix, &volume_of(large), &course);
+        const found = figures.limits_of(matrix, &volume_of(large), &course, &explained.limits);
+        explained.limit_count = found.len;
+        return explained;
+    }
+
+    pub fn limited_by(explained: *const Explained) []const figures.Limit {
+        return explained.limits[0..explained.limit_count];
+    }
+};
 
 // ---- what is known
 
@@ -224,9 +265,6 @@ const Ends = struct {
     fastest: u64 = 0,
     up_most: u64 = 0,
     down_most: u64 = 0,
-    /// By rank: the highest rate of a link from, and to, the member.
-    from: [members_max]u64 = @splat(0),
-    to: [members_max]u64 = @splat(0),
     /// By rank: the sum of the limits of links from, and to, the member.
     limits_from: [members_max]u64 = @splat(0),
     limits_to: [members_max]u64 = @splat(0),
@@ -239,10 +277,7 @@ const Ends = struct {
             ends.up_most = @max(ends.up_most, known.up[a]);
             ends.down_most = @max(ends.down_most, known.down[a]);
             for (members.slice()) |b| if (a != b) {
-                const rate = known.rates[a][b];
-                ends.fastest = @max(ends.fastest, rate);
-                ends.from[a] = @max(ends.from[a], rate);
-                ends.to[b] = @max(ends.to[b], rate);
+                ends.fastest = @max(ends.fastest, known.rates[a][b]);
                 const limit = limit_known(known, a, b);
                 ends.limits_from[a] += limit;
                 ends.limits_to[b] += limit;
@@ -278,27 +313,24 @@ const Ends = struct {
     }
 
     /// The most that a link may carry. A link that was not full by itself, or only where others
-    /// filled the downlink of its receiver with it, may carry what its ends do; but not if it has
-    /// carried as little as another link of its sender that is full far below the uplink. A link
-    /// that nobody has used is as good as the best links of its ends.
+    /// filled the downlink of its receiver with it and left it a fair part, may carry what its ends
+    /// do; but not if it has carried as little as another link of its sender that is full far below
+    /// the uplink.
     fn limit_of(ends: *const Ends, known: *const Matrix, a: u16, b: u16) u64 {
         const limit = limit_known(known, a, b);
-        const is_shared = ends.limited[b] > 1 and ends.is_down_full(known, b);
+        const is_fair = limit *| ends.limited[b] > known.down[b] / 2;
+        const is_shared = ends.limited[b] > 1 and is_fair and ends.is_down_full(known, b);
         if (limit > 0 and !is_shared) return limit;
+        const up = ends.up_of(known, a);
+        const guess = if (up > 0) 0 else if (ends.fastest > 0) ends.fastest else rate_unknown;
+        const most = lesser(lesser(up, ends.down_of(known, b)), guess);
         const rate = known.rates[a][b];
-        if (rate > 0) {
-            const up = ends.up_of(known, a);
-            const guess = if (up == 0) ends.fastest else 0;
-            const most = lesser(lesser(up, ends.down_of(known, b)), guess);
-            for (ends.members.slice()) |other| {
-                const alike = limit_known(known, a, other);
-                if (alike > 0 and rate <= alike / 4 * 5 and alike < up / 2)
-                    return @min(most, @max(rate, alike));
-            }
-            return most;
-        }
-        const best = lesser(ends.from[a], ends.to[b]);
-        return if (best > 0) best else if (ends.fastest > 0) ends.fastest else rate_unknown;
+        if (rate > 0) for (ends.members.slice()) |other| {
+            const alike = limit_known(known, a, other);
+            if (alike > 0 and rate <= alike / 4 * 5 and alike < up / 2)
+                return @min(most, @max(rate, alike));
+        };
+        return most;
     }
 };
 
@@ -315,11 +347,13 @@ const Planned = struct {
         kept: *const Paths,
     ) Allocator.Error!Planned {
         var best: Planned = .{ .paths = kept.*, .large_ns = predicted_ns(matrix, kept, large) };
+        var tried: Tried = .{};
         // As long as no rate is known, much data goes in rank order: round trips alone say little.
         if (is_measured(question.matrix.?)) {
-            if (kept.has_ring) best.try_rings(question, matrix);
-            if (!kept.hubs.is_empty()) try best.try_direct(gpa, question, matrix);
+            if (kept.has_ring) best.try_rings(question, matrix, &tried);
+            if (!kept.hubs.is_empty()) try best.try_direct(gpa, question, matrix, &tried);
         }
+        if (question.tried) |to| to.* = tried;
         best.choose_small(matrix);
         return best;
     }
@@ -330,15 +364,21 @@ const Planned = struct {
     }
 
     /// Tries the ring of ranks, and the widest.
-    fn try_rings(best: *Planned, question: *const Question, matrix: *const Matrix) void {
+    fn try_rings(
+        best: *Planned,
+        question: *const Question,
+        matrix: *const Matrix,
+        tried: *Tried,
+    ) void {
         var paths = best.paths;
         paths.plan = .ring;
         for ([_]?Order{
             cycle.search(question.alive, question.broken, null),
             widest(question.alive, question.broken, matrix),
-        }) |order| {
+        }, [_]*u64{ &tried.ranks_ns, &tried.widest_ns }) |order, ns| {
             paths.order = order orelse continue;
-            best.take_if_faster(&paths, predicted_ns(matrix, &paths, large));
+            ns.* = predicted_ns(matrix, &paths, large);
+            best.take_if_faster(&paths, ns.*);
         }
     }
 
@@ -347,18 +387,30 @@ const Planned = struct {
         gpa: Allocator,
         question: *const Question,
         matrix: *const Matrix,
+        tried: *Tried,
     ) Allocator.Error!void {
         var paths = best.paths;
         paths.plan = .direct;
         paths.shares = .{};
         const even_ns = predicted_ns(matrix, &paths, large);
-        paths.shares = try shares.of(gpa, matrix, question.alive, &paths.hubs);
-        const uneven_ns = predicted_ns(matrix, &paths, large);
+        tried.even_ns = even_ns;
+        if (are_hubs_measured(question)) {
+            paths.shares = try shares.of(gpa, matrix, question.alive, &paths.hubs);
+            tried.uneven_ns = predicted_ns(matrix, &paths, large);
+        }
         // Rates are not known well enough for small differences between hubs.
-        const is_even = uneven_ns > even_ns / share_gain * (share_gain - 1);
+        const is_even = tried.uneven_ns == 0 or
+            tried.uneven_ns > even_ns / share_gain * (share_gain - 1);
         if (is_even) paths.shares = .{};
         best.paths.shares = paths.shares;
-        best.take_if_faster(&paths, if (is_even) even_ns else uneven_ns);
+        best.take_if_faster(&paths, if (is_even) even_ns else tried.uneven_ns);
+    }
+
+    /// Whether it is known what each hub sends. A hub that has never been busy may be the fastest.
+    fn are_hubs_measured(question: *const Question) bool {
+        const members: Order = .of(question.alive);
+        for (members.slice()) |rank| if (question.matrix.?.up[rank] == 0) return false;
+        return true;
     }
 
     /// Chooses the calls that are direct: those of fewer bytes than the first size, from 8 KiB on,
@@ -543,6 +595,48 @@ test "a thin member owns nothing of a direct schedule, and sends each byte once"
     try std.testing.expectEqualSlices(u8, &.{ 1, 1, 0, 1 }, paths.shares.of[0..4]);
 }
 
+test "shares stay even as long as nobody knows what a hub can send" {
+    const alive: Mask = .full(4);
+    var matrix = test_even(4);
+    for ([_]usize{ 0, 1, 3 }) |other| {
+        test_link(&matrix, 2, other, 50);
+        test_link(&matrix, other, 2, 50);
+    }
+    try std.testing.expect(!test_paths(&matrix, &alive, &.{}, null).shares.is_even());
+    matrix.up[0] = 0;
+    try std.testing.expect(test_paths(&matrix, &alive, &.{}, null).shares.is_even());
+}
+
+test "what an operation waits for is a link, or all links of a member" {
+    const Limit = figures.Limit;
+    const expectEqualSlices = std.testing.expectEqualSlices;
+    const alive: Mask = .full(3);
+    var matrix = test_even(3);
+    var paths: Paths = .all(&alive, 3);
+    test_link(&matrix, 1, 2, 20);
+    var explained: Explained = .of(&matrix, &paths, 0);
+    try expectEqualSlices(Limit, &.{.{ .from = 1, .to = 2 }}, explained.limited_by());
+    // Rank 1 sends no more than this one link carries, which is no other limit.
+    matrix.up[1] = 20 * mbit;
+    explained = .of(&matrix, &paths, 0);
+    try expectEqualSlices(Limit, &.{.{ .from = 1, .to = 2 }}, explained.limited_by());
+    const seconds = explained.figures.predicted_ns / std.time.ns_per_s;
+    try std.testing.expectEqual(4 * large / 3 / (20 * mbit), seconds);
+    // In a direct schedule its links share an uplink, and could each carry more.
+    paths.plan = .direct;
+    test_link(&matrix, 1, 2, 200);
+    explained = .of(&matrix, &paths, 0);
+    try expectEqualSlices(Limit, &.{.{ .from = 1, .to = null }}, explained.limited_by());
+    matrix.up[1] = 200 * mbit;
+    matrix.down[0] = 20 * mbit;
+    explained = .of(&matrix, &paths, 0);
+    try expectEqualSlices(Limit, &.{.{ .from = null, .to = 0 }}, explained.limited_by());
+    matrix.rates[2][0] = 0;
+    explained = .of(&matrix, &paths, 0);
+    try std.testing.expectEqual(0, explained.limit_count);
+    try std.testing.expectEqual(0, explained.figures.predicted_ns);
+}
+
 test "paths stay as they are for a gain of less than a tenth, and without lost members" {
     const alive: Mask = .full(5);
     var matrix = test_even(5);
@@ -587,6 +681,22 @@ test "a link that shared an uplink may carry more, one that was full by itself n
     matrix.up[0] = 10 * mbit;
     matrix.is_full[0] = false;
     try std.testing.expect(!halves(std.testing.allocator, &matrix, &now, &paths));
+}
+
+test "a link that is full far below its part of a full downlink carries no more" {
+    const alive: Mask = .full(4);
+    var matrix = test_even(4);
+    // Each member receives 150 Mbit/s while all links to it are full, one of them at 12 Mbit/s.
+    for (0..4) |a| for (0..4) |b| if (a != b) {
+        const is_slow = @min(a, b) == 1 and @max(a, b) == 2;
+        test_link(&matrix, a, b, if (is_slow) 12 else 50);
+        matrix.down[b] = 150 * mbit;
+    };
+    const paths = test_paths(&matrix, &alive, &.{}, null);
+    var slow: Edges = .{};
+    slow.add(1, 2);
+    const is_around = paths.plan == .ring and !cycle.crosses(&paths.order, &slow);
+    try std.testing.expect(is_around or paths.shares.of[1] < paths.shares.of[0]);
 }
 
 test "whatever members report, paths have each member once and use no broken link" {

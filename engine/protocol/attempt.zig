@@ -378,34 +378,81 @@ const plan_wait = 6;
 const look_pause_ns = std.time.ns_per_s;
 
 /// At a tick: makes an attempt due if rates have changed, and other paths are better by them.
-pub fn review_plan(run: *const Run, group: *const Group, epoch: *Epoch, now: base.Instant) void {
+/// Members that wait for the best paths get them without a wait for a quiet moment.
+pub fn review_plan(run: *Run, group: *const Group, epoch: *Epoch, now: base.Instant) void {
     const planned = &epoch.planned;
     const pause_ns = run.options.plan_pause_ns;
-    if (pause_ns == base.never or !epoch.running or epoch.recovering) return;
-    if (now < planned.not_before) return;
-    if (planned.seen != epoch.measured.changes and now >= planned.look_at) {
-        planned.seen = epoch.measured.changes;
-        planned.look_at = now +| look_pause_ns;
-        var better = paths_for(run, group, epoch);
-        better.hubs = epoch.paths.hubs; // a link that is well again is no reason
-        const is_better = !better.eql(&epoch.paths);
-        planned.since = if (is_better) @min(planned.since, now) else base.never;
-        const matrix = measurement.matrix_of(epoch).?;
-        planned.is_urgent = is_better and planner.halves(run.gpa, &matrix, &epoch.paths, &better);
+    if (!epoch.running or epoch.recovering) return;
+    const is_asked = !planned.asked.is_empty() and !measurement.is_probing(run, epoch, now);
+    const is_due = now >= planned.not_before and now >= planned.look_at;
+    if (is_due and planned.seen != epoch.measured.changes) look(run, group, epoch, now);
+    if (planned.since == base.never) {
+        if (is_asked and planned.seen == epoch.measured.changes) answer(run, epoch);
+        return;
     }
-    if (planned.since == base.never) return;
     const has_waited = now - planned.since >= plan_wait *| pause_ns;
-    if (!planned.is_urgent and !has_waited and !measurement.is_idle(epoch)) return;
+    const is_urgent = is_asked or planned.is_urgent or has_waited;
+    if (!is_urgent and !measurement.is_idle(epoch)) return;
     planned.since = base.never;
     planned.changes +|= 1;
     planned.not_before = now +| pause_ns / 4 *| @min(planned.changes, 4);
     epoch.replan_at = @min(epoch.replan_at, now);
 }
 
+/// Looks for better paths by the rates of now.
+fn look(run: *const Run, group: *const Group, epoch: *Epoch, now: base.Instant) void {
+    const planned = &epoch.planned;
+    planned.look_at = now +| look_pause_ns;
+    planned.seen = epoch.measured.changes;
+    var better = paths_for(run, group, epoch);
+    better.hubs = epoch.paths.hubs; // a link that is well again is no reason
+    const is_better = !better.eql(&epoch.paths);
+    planned.since = if (is_better) @min(planned.since, now) else base.never;
+    const matrix = measurement.matrix_of(epoch) orelse return;
+    planned.is_urgent = is_better and planner.halves(run.gpa, &matrix, &epoch.paths, &better);
+}
+
+// ---- paths that members ask for
+//
+// A member may wait for the best paths (`optimize`): links whose rates are not known are probed,
+// and the member is answered when no better paths are known. It does not wait for probes that
+// cannot come: between members that are near each other, and while members are busy.
+
+/// How long members that wait for the best paths wait for the next probe.
+const probes_wait_ns = 3 * std.time.ns_per_s;
+
+pub fn on_optimize(run: *Run, group: *const Group, peer: *const Peer, now: base.Instant) void {
+    const epoch = group.current() orelse return;
+    const rank = epoch.rank_of(peer) orelse return;
+    const planned = &epoch.planned;
+    if (planned.asked.is_empty()) planned.probes_by = now +| probes_wait_ns;
+    planned.asked.set(rank);
+    run.due_at = @min(run.due_at, now);
+}
+
+/// Members that wait for the best paths of an epoch wait for those of the next epoch from now on.
+pub fn pass_askers(before: *Epoch, next: *Epoch) void {
+    for (next.members, 0..) |*member, rank| {
+        const earlier = before.rank_of(member.peer.?) orelse continue;
+        if (before.planned.asked.has(earlier)) next.planned.asked.set(rank);
+    }
+    next.planned.probes_by = before.planned.probes_by;
+    before.planned.asked = .empty;
+}
+
+fn answer(run: *Run, epoch: *Epoch) void {
+    for (epoch.members, 0..) |*member, rank| {
+        const peer = member.peer orelse continue;
+        if (!epoch.planned.asked.has(rank)) continue;
+        run.send(peer, epoch.group, .{ .optimized = .{ .group = epoch.group } });
+    }
+    epoch.planned.asked = .empty;
+}
+
 /// Paths without broken links; if there are none, paths without links that have been broken for
 /// long; if there are none, all paths, until a member leaves.
 /// Not inlined, because its stack frame is large.
-noinline fn paths_for(run: *const Run, group: *const Group, epoch: *const Epoch) base.Paths {
+noinline fn paths_for(run: *const Run, group: *const Group, epoch: *Epoch) base.Paths {
     const is_planned = run.options.plan_pause_ns != base.never;
     const matrix = if (is_planned) measurement.matrix_of(epoch) else null;
     for ([_]bool{ false, true }) |lasting| {
@@ -415,6 +462,7 @@ noinline fn paths_for(run: *const Run, group: *const Group, epoch: *const Epoch)
             .broken = &group.broken.edges(&epoch.ranks, lasting),
             .matrix = if (matrix) |*known| known else null,
             .now = &epoch.paths,
+            .tried = &epoch.planned.tried,
         })) |paths| return paths;
     }
     return .all(&epoch.alive, epoch.members.len);

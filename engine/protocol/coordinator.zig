@@ -309,6 +309,10 @@ fn dispatch(
             membership.on_prepared(run, group, now, peer, body);
         },
         .ask_address => |body| try membership.on_ask_address(run, peer, body),
+        .optimize => |body| {
+            const group = try run.group_of(peer, body.group);
+            attempt.on_optimize(run, group, peer, now);
+        },
         .safe_points => |body| {
             const group = try run.group_of(peer, body.group);
             try membership.on_safe_points(run, group, now, peer, body.round, body.count);
@@ -377,6 +381,7 @@ fn dispatch(
         .entered,
         .measured,
         .probe,
+        .optimized,
         .dial_back,
         => return error.Unexpected,
     }

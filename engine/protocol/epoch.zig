@@ -6,6 +6,7 @@
 
 const std = @import("std");
 const base = @import("base");
+const plan = @import("plan");
 const wire = @import("wire");
 const journal = @import("journal.zig");
 const ranks_of = @import("peer.zig").ranks_of;
@@ -180,6 +181,12 @@ pub const Epoch = struct {
         changes: u32 = 0,
         /// The earliest time of the next search.
         look_at: base.Instant = 0,
+        /// The ways that the last search compared.
+        tried: plan.planner.Tried = .{},
+        /// Ranks that wait for the best paths (`optimize`), and the time until which they wait for
+        /// probes that may still come.
+        asked: Mask = .empty,
+        probes_by: base.Instant = 0,
     };
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };

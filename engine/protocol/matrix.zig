@@ -14,6 +14,12 @@ const limits = base.limits;
 
 /// The rates that one peer has reported. A rate of 0 is not known.
 pub const Row = struct {
+    /// Bytes per second that the peer moved on all links in the span of its last report, and when
+    /// it reported them. For the status alone.
+    sent: u64 = 0,
+    received: u64 = 0,
+    span_ns: u64 = 0,
+    told_at: base.Instant = 0,
     /// The most bytes per second that the peer has sent, and received, on all its links together.
     up: u64 = 0,
     down: u64 = 0,
@@ -26,6 +32,15 @@ pub const Row = struct {
 
     pub fn deinit(row: *Row, gpa: Allocator) void {
         row.links.deinit(gpa);
+    }
+
+    /// A report older than this does not say what moves now: a peer reports every two seconds while
+    /// any data moves.
+    const stale_ns = 10 * std.time.ns_per_s;
+
+    /// Whether the peer's last report says what moves now.
+    pub fn is_fresh(row: *const Row, now: base.Instant) bool {
+        return now -| row.told_at <= stale_ns;
     }
 
     pub fn find(row: *const Row, peer: PeerId) ?*Link {
@@ -54,6 +69,12 @@ pub const Link = struct {
     rtt_ns: u64 = 0,
     /// Bytes sent a second time, in millionths of the bytes sent.
     again_ppm: u32 = 0,
+    /// Bytes per second in the span of the last report that named the link; open lanes; and when
+    /// that report came.
+    sent: u64 = 0,
+    received: u64 = 0,
+    lanes: u8 = 0,
+    told_at: base.Instant = 0,
 };
 
 /// Why a number that a peer reports is not believed.
@@ -163,56 +184,3 @@ test "what has changed by more than a tenth is told, and round trips only where 
     try std.testing.expect(line.is_known());
     try std.testing.expect(!(Told.Line{}).is_known());
 }
-
-// ---- traffic
-//
-// A peer's report of the bytes per second that it moves in one span of time, in all and on each
-// link, for the status. No decision depends on this report. Only the peer knows these numbers, so
-// the status shows them as the peer reports them.
-
-pub const Traffic = struct {
-    span_ns: u64 = 0,
-    sent: u64 = 0,
-    received: u64 = 0,
-    /// The rates of each link. The list takes memory from the peer's first report on, so newcomers
-    /// take none.
-    links: std.ArrayList(control.LinkTraffic) = .empty,
-    told_at: base.Instant = 0,
-
-    /// A report older than this is not shown. A peer reports every two seconds while any data
-    /// moves.
-    const stale_ns = 10 * std.time.ns_per_s;
-
-    pub fn deinit(traffic: *Traffic, gpa: Allocator) void {
-        traffic.links.deinit(gpa);
-    }
-
-    /// Takes a new report of the peer without its links, which `add` takes.
-    pub fn begin(
-        traffic: *Traffic,
-        gpa: Allocator,
-        now: base.Instant,
-        body: *const control.Traffic,
-    ) Allocator.Error!void {
-        // Decoding has bounded the number of links.
-        try traffic.links.ensureTotalCapacityPrecise(gpa, body.links.count);
-        traffic.links.clearRetainingCapacity();
-        traffic.told_at = now;
-        traffic.span_ns = body.span_ns;
-        traffic.sent = body.sent;
-        traffic.received = body.received;
-    }
-
-    pub fn add(traffic: *Traffic, link: *const control.LinkTraffic) void {
-        traffic.links.appendAssumeCapacity(link.*);
-    }
-
-    /// The peer's last report; null: it is old, because no data moves or the peer is away.
-    pub fn latest(traffic: *const Traffic, now: base.Instant) ?*const Traffic {
-        return if (now -| traffic.told_at > stale_ns) null else traffic;
-    }
-
-    pub fn moving(traffic: *const Traffic) []const control.LinkTraffic {
-        return traffic.links.items;
-    }
-};

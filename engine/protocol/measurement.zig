@@ -27,8 +27,11 @@ pub fn on_traffic(
     peer: *Peer,
     body: *const control.Traffic,
 ) Allocator.Error!void {
-    try peer.traffic.begin(run.gpa, now, body);
     const row = &peer.row;
+    row.sent = body.sent;
+    row.received = body.received;
+    row.span_ns = body.span_ns;
+    row.told_at = now;
     if (@max(body.up, body.down) <= limits.link_rate_told_max) {
         if (body.up > 0) row.up = body.up;
         if (body.down > 0) row.down = body.down;
@@ -40,13 +43,16 @@ pub fn on_traffic(
             say(run, peer, fault);
             continue;
         }
-        peer.traffic.add(&link);
         const kept = try row.place(run.gpa, link.peer);
         if (link.rate > 0) kept.rate = link.rate;
         if (link.brought > 0) kept.brought = link.brought;
         if (link.limit > 0) kept.limit = link.limit;
         if (link.rtt_ns > 0) kept.rtt_ns = link.rtt_ns;
         kept.again_ppm = link.again_ppm;
+        kept.sent = link.sent;
+        kept.received = link.received;
+        kept.lanes = link.lanes;
+        kept.told_at = now;
     }
     run.measurements += 1;
 }
@@ -247,6 +253,27 @@ fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     return found;
 }
 
+/// Whether a link of unknown rate is being probed for the first time, or may be soon.
+pub fn is_probing(run: *const Run, epoch: *const Epoch, now: Instant) bool {
+    if (!run.options.probes or epoch.members.len > limits.measured_max) return false;
+    for (0..epoch.members.len) |low| for (low + 1..epoch.members.len) |high| {
+        const ranks: [2]u16 = .{ @intCast(low), @intCast(high) };
+        const one = epoch.members[low].peer orelse continue;
+        const other = epoch.members[high].peer orelse continue;
+        if (!(is_unknown(epoch, ranks) or is_unknown(epoch, .{ ranks[1], ranks[0] }))) continue;
+        const pair: Pair = if (epoch.probes.pairs.len > 0) pair_of(epoch, ranks).* else .{};
+        if (pair.asked > 0) {
+            if (pair.asked == 1 and now < pair.due) return true;
+            continue;
+        }
+        if (one.may_probe and other.may_probe) return true;
+        const are_near = one.is_idle and other.is_idle and
+            @max(one.probes_until, other.probes_until) <= now;
+        if (!are_near and now < epoch.planned.probes_by) return true;
+    };
+    return false;
+}
+
 /// Whether the rate of the link from the first rank to the second is not known.
 fn is_unknown(epoch: *const Epoch, ranks: [2]u16) bool {
     const peers = peers_of(epoch, ranks);
@@ -270,6 +297,7 @@ fn ask_probes(run: *Run, epoch: *Epoch, now: Instant, ranks: [2]u16) void {
             .rank = way[1],
         } });
     }
+    epoch.planned.probes_by = @max(epoch.planned.probes_by, now +| 2 * round_ns);
     const pair = pair_of(epoch, ranks);
     pair.due = now +| (@as(u64, round_ns) << @intCast(@min(pair.asked, doubled_max)));
     pair.asked +|= 1;

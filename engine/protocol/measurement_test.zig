@@ -54,11 +54,16 @@ test "the status has the speed of each peer and of its links, of one span, as it
         "\"span_ns\":2100000000,\"up\":950,\"down\":40,\"calls\":0,\"last_to_call\":0," ++
         "\"late_ns\":0,\"links\":[{\"rank\":2,\"sent_per_s\":700," ++
         "\"received_per_s\":8,\"rate\":900,\"rtt_ns\":90000000," ++
-        "\"retransmitted_ppm\":1500,\"lanes\":4}]}");
+        "\"retransmitted_ppm\":1500,\"lanes\":4,\"age_ns\":0}]}");
+    // A report about other links: the rate of this link stays, and its age grows.
+    try court.pass(1_000 * ms);
+    try court.say(1, .{ .traffic = account(0, 0, &.{}) });
+    try expect_status(&court, "\"links\":[{\"rank\":2,\"sent_per_s\":0,\"received_per_s\":0," ++
+        "\"rate\":900,\"rtt_ns\":90000000,\"retransmitted_ppm\":1500,\"lanes\":4," ++
+        "\"age_ns\":1000000000}]}");
     // A peer that says no more of them.
     try court.pass(11_000 * ms);
     const text = try court.status();
-    try expect(std.mem.indexOf(u8, text, "\"rank\":2,\"sent_per_s\"") == null);
     try expect(std.mem.indexOf(u8, text, "\"sent_per_s\":701") == null);
     // Its rates stay: nothing moves, and the next call is as fast.
     try expect(std.mem.indexOf(u8, text, "\"up\":950,\"down\":40,") != null);
@@ -547,7 +552,7 @@ test "a link that flaps causes no more than one attempt in a pause" {
     defer court.c.destroy();
     const epoch = court.group().current().?;
     for (0..120) |turn| {
-        try say_rates(&court, if (turn % 2 == 0) carried / 20 else carried);
+        try say_rates(&court, if (turn % 4 < 2) carried / 20 else carried);
         try court.pass(500 * ms);
         if (epoch.attempt == court.attempt) continue;
         court.attempt = epoch.attempt;
@@ -555,6 +560,114 @@ test "a link that flaps causes no more than one attempt in a pause" {
     }
     // In a minute: three pauses that are shorter, then one of 10 s each.
     try expect(epoch.attempt > 1 and epoch.attempt <= 9);
+}
+
+// ---- paths that members ask for
+
+/// Which members have been told that no better paths are known, since they read last; the probes
+/// that members were asked for count in `probes`.
+fn optimized(court: *Court, probes: *usize) !base.Mask {
+    var told: base.Mask = .empty;
+    for (0..count) |index| {
+        const bytes = try court.told(index);
+        defer gpa.free(bytes);
+        var rest: []const u8 = bytes;
+        while (try Court.next_of(&rest)) |message| switch (message) {
+            .optimized => |body| {
+                try expectEqual(court.group().id, body.group);
+                told.set(index);
+            },
+            .probe => probes.* += 1,
+            else => {},
+        };
+    }
+    return told;
+}
+
+fn ask_for_paths(court: *Court, index: usize) !void {
+    try court.say(index, .{ .optimize = .{ .group = court.group().id } });
+}
+
+test "members that ask for the best paths get them once unknown links are probed, though busy" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    const epoch = court.group().current().?;
+    var probes: usize = 0;
+    try court.pass(500 * ms);
+    try ask_for_paths(&court, 1);
+    try ask_for_paths(&court, 3);
+    for (0..20) |_| {
+        try court.pass(500 * ms);
+        try expect((try optimized(&court, &probes)).is_empty());
+        if (probes == count * (count - 1)) break;
+    }
+    try expectEqual(count * (count - 1), probes);
+    try say_rates(&court, carried); // only small calls would be faster
+    court.may_probe.unset(2); // a call goes on
+    try court.pass(1000 * ms);
+    court.attempt = 2;
+    try expectEqual(2, epoch.attempt);
+    try expect((try optimized(&court, &probes)).is_empty());
+    try report_end_of_all(&court);
+    try court.pass(500 * ms);
+    var askers: base.Mask = .empty;
+    for ([_]usize{ 1, 3 }) |index| askers.set(index);
+    try expectEqual(askers, try optimized(&court, &probes));
+    // Nothing has changed since: the next answer comes at once, and to the member that has asked.
+    try ask_for_paths(&court, 0);
+    court.c.tick(court.now);
+    try expect((try optimized(&court, &probes)).eql(&.full(1)));
+    try expectEqual(2, epoch.attempt);
+}
+
+test "members that ask for paths wait for one probe of a link" {
+    var court: Court = undefined;
+    try form(&court);
+    defer court.c.destroy();
+    var probes: usize = 0;
+    // Nothing is found, so pairs are asked again, ever later.
+    for (0..20) |_| {
+        try court.pass(500 * ms);
+        _ = try optimized(&court, &probes);
+    }
+    try expect(probes > count * (count - 1));
+    while (true) {
+        const before = probes;
+        try court.pass(500 * ms);
+        _ = try optimized(&court, &probes);
+        if (probes > before) break; // a probe is under way, and not the first of its link
+    }
+    try ask_for_paths(&court, 0);
+    court.c.tick(court.now);
+    try expect((try optimized(&court, &probes)).has(0));
+}
+
+test "nobody waits for probes that cannot come" {
+    const Case = enum { near, busy, fixed, unprobed };
+    for (std.enums.values(Case)) |case| {
+        var court: Court = undefined;
+        try form(&court);
+        defer court.c.destroy();
+        // A member that is busy may probe later, and is waited for until a limit.
+        court.may_probe = .empty;
+        if (case == .fixed) court.c.run.options.plan_pause_ns = base.never;
+        if (case != .busy and case != .near) court.c.run.options.probes = false;
+        try court.pass(500 * ms);
+        if (case == .near) for (0..count) |index| {
+            court.c.run.peer_of(court_file.id_of(index)).?.is_idle = true;
+        };
+        try ask_for_paths(&court, 2);
+        court.c.tick(court.now);
+        var probes: usize = 0;
+        if (case == .busy) {
+            try expect((try optimized(&court, &probes)).is_empty());
+            try court.pass(4000 * ms);
+        }
+        const told = try optimized(&court, &probes);
+        try expect(told.has(2) and told.count() == 1);
+        try expectEqual(0, probes);
+    }
 }
 
 test "paths keep to the ranks where the run asks for that" {

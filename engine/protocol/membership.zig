@@ -430,6 +430,7 @@ pub fn activate(run: *Run, group: *Group, now: base.Instant, safe_point: u64) Al
     });
     var instances: [base.limits.peers_max]u64 = undefined;
     epoch.recorded = log.note(run, group, epoch.record(ids.items, &instances));
+    if (before) |old| attempt.pass_askers(old, epoch);
     group.epochs.appendAssumeCapacity(epoch);
     group.last_epoch = number;
     group.had_members = true;

@@ -10,7 +10,6 @@ const Claim = @import("address.zig").Claim;
 const Late = @import("record.zig").Lateness;
 const Room = @import("address.zig").Room;
 const Row = @import("matrix.zig").Row;
-const Traffic = @import("matrix.zig").Traffic;
 const Allocator = std.mem.Allocator;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
@@ -161,8 +160,6 @@ pub const Peer = struct {
     bytes_received: u64 = 0,
     /// The peer's name for people.
     label: base.Label = .{},
-    /// The rates at which the peer moves data now, as it reports them, for the status.
-    traffic: Traffic = .{},
     /// The rates and round trips of links that the peer has reported.
     row: Row = .{},
     /// The peer's last heartbeat says that it may probe a link; and the time until which the peer
@@ -189,7 +186,6 @@ pub const Peer = struct {
     pub fn destroy(peer: *Peer, gpa: Allocator) void {
         gpa.free(peer.address);
         peer.claim.deinit(gpa);
-        peer.traffic.deinit(gpa);
         peer.row.deinit(gpa);
         gpa.destroy(peer);
     }

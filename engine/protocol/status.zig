@@ -5,9 +5,11 @@
 
 const std = @import("std");
 const base = @import("base");
+const plan = @import("plan");
 const wire = @import("wire");
 const addresses = @import("address.zig");
 const debt = @import("debt.zig");
+const measurement = @import("measurement.zig");
 const Elsewhere = @import("debt.zig").Elsewhere;
 const Epoch = @import("epoch.zig").Epoch;
 const Group = @import("group.zig").Group;
@@ -15,7 +17,6 @@ const Peer = @import("peer.zig").Peer;
 const Record = @import("record.zig").Record;
 const Run = @import("run.zig").Run;
 const Told = @import("record.zig").Told;
-const Traffic = @import("matrix.zig").Traffic;
 const Instant = base.Instant;
 const PeerId = base.PeerId;
 const control = wire.control;
@@ -225,6 +226,7 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
     const shares = &epoch.paths.shares;
     if (!shares.is_even()) for (shares.of[0..epoch.members.len]) |share| try json.write(share);
     try json.endArray();
+    try write_plan(page, epoch);
     try json.objectField("members");
     try json.beginArray();
     for (epoch.members, 0..) |*member, rank| if (page.has_room()) {
@@ -275,31 +277,64 @@ fn write_epoch(page: *Page, epoch: *const Epoch, now: base.Instant) !void {
 /// Writes the rates of a member and its links, and how late its calls were.
 fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base.Instant) !void {
     const json = &page.json;
-    const nothing: Traffic = .{};
-    const traffic = peer.traffic.latest(now) orelse &nothing;
-    try field(json, "sent_per_s", traffic.sent);
-    try field(json, "received_per_s", traffic.received);
-    try field(json, "span_ns", traffic.span_ns);
-    try field(json, "up", peer.row.up);
-    try field(json, "down", peer.row.down);
+    const row = &peer.row;
+    const is_fresh = row.is_fresh(now);
+    try field(json, "sent_per_s", if (is_fresh) row.sent else 0);
+    try field(json, "received_per_s", if (is_fresh) row.received else 0);
+    try field(json, "span_ns", if (is_fresh) row.span_ns else 0);
+    try field(json, "up", row.up);
+    try field(json, "down", row.down);
     try field(json, "calls", peer.late.calls);
     try field(json, "last_to_call", peer.late.last);
     try field(json, "late_ns", peer.late.ns);
     try json.objectField("links");
     try json.beginArray();
-    for (traffic.moving()) |*link| {
+    for (row.links.items) |*link| {
         const rank = epoch.ranks.get(link.peer) orelse continue; // a link of another group
+        const moves = is_fresh and link.told_at == row.told_at;
         try json.beginObject();
         try field(json, "rank", rank);
-        try field(json, "sent_per_s", link.sent);
-        try field(json, "received_per_s", link.received);
+        try field(json, "sent_per_s", if (moves) link.sent else 0);
+        try field(json, "received_per_s", if (moves) link.received else 0);
         try field(json, "rate", link.rate);
         try field(json, "rtt_ns", link.rtt_ns);
         try field(json, "retransmitted_ppm", link.again_ppm);
         try field(json, "lanes", link.lanes);
+        try field(json, "age_ns", now -| link.told_at);
         try json.endObject();
     }
     try json.endArray();
+}
+
+/// Writes what the paths of an epoch bring, the ways that were compared for them, and the member
+/// that is nearest to all others, beside which the coordinator would best be.
+fn write_plan(page: *Page, epoch: *const Epoch) !void {
+    const json = &page.json;
+    var known = measurement.matrix_of(epoch) orelse return;
+    const explained: plan.planner.Explained = .of(&known, &epoch.paths, 0);
+    const tried = &epoch.planned.tried;
+    try json.objectField("planned");
+    try json.beginObject();
+    try field(json, "predicted_ns", explained.figures.predicted_ns);
+    try field(json, "bound_ns", explained.figures.bound_ns);
+    try json.objectField("limits");
+    try json.beginArray();
+    for (explained.limited_by()) |*limit| {
+        try json.beginObject();
+        try field(json, "from", limit.from);
+        try field(json, "to", limit.to);
+        try json.endObject();
+    }
+    try json.endArray();
+    try field(json, "ring_of_ranks_ns", tried.ranks_ns);
+    try field(json, "best_ring_ns", tried.widest_ns);
+    try field(json, "direct_even_ns", tried.even_ns);
+    try field(json, "direct_shares_ns", tried.uneven_ns);
+    if (plan.matrix.middle(&known, &epoch.alive)) |middle| {
+        try field(json, "middle", middle.rank);
+        try field(json, "middle_rtt_ns", middle.rtt_ns);
+    }
+    try json.endObject();
 }
 
 /// Writes the members that have not called an operation, for which other members have waited long.

@@ -259,6 +259,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .probe => |*body| if (s.group_of(body.group)) |group| {
             try measure.on_probe(s, group, body);
         },
+        .optimized => |body| if (s.group_of(body.group)) |group| membership.on_optimized(s, group),
         .unreached => |*body| if (s.group_of(body.group) != null) dial.say_unreached(
             s,
             .of(label_named(s, body.peer), true, body.dialed, body.source, body.address.data),
@@ -290,6 +291,7 @@ fn dispatch(s: *Session, message: *const control.Message) Error!void {
         .called,
         .traffic,
         .dialed_back,
+        .optimize,
         => return error.Unexpected,
     }
 }

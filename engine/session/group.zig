@@ -84,6 +84,9 @@ pub const Group = struct {
     /// The peers of `round_peers` without an open lane, as last told to the coordinator. Memory for
     /// all of `round_peers` is reserved.
     missing_told: std.ArrayList(wire.control.Missing) = .empty,
+    /// The user waits for the best paths, which the coordinator is asked for on each connection
+    /// (membership.zig: ask_for_paths).
+    waits_for_paths: bool = false,
     /// When this peer next reports lanes that are still missing to the coordinator.
     report_at: base.Instant = base.never,
     /// The user has been told that the group is ready.

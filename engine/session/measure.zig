@@ -544,6 +544,30 @@ fn figures_place(s: *Session, group: *Group, epoch: u64) FiguresError!?*Group.Me
     return measured;
 }
 
+/// The paths of a group's current attempt, and their times at the rates that this peer was told.
+pub const PathsNow = struct {
+    epoch: u64,
+    attempt: u32,
+    world_size: u32,
+    paths: base.Paths,
+    explained: plan.planner.Explained = .{},
+
+    /// Null: this peer is in no epoch yet.
+    pub fn of(s: *const Session, group: *Group) ?PathsNow {
+        const epoch = group.member.current orelse return null;
+        var now: PathsNow = .{
+            .epoch = epoch.number,
+            .attempt = epoch.attempt,
+            .world_size = epoch.world_size(),
+            .paths = epoch.paths,
+        };
+        const measured = group.measured orelse return now;
+        if (measured.epoch == epoch.number) now.explained =
+            .of(&measured.matrix, &now.paths, s.round_trip_ns);
+        return now;
+    }
+};
+
 /// An attempt of an operation begins: notes its mover and its figures. Not inlined: the stack frame
 /// of `fill_in` is large, and most groups know no rates.
 pub fn note_figures(s: *const Session, operation: *Operation) void {

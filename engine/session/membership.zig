@@ -71,6 +71,20 @@ pub fn on_joined(s: *Session, body: *const control.Joined) Error!void {
         round_over(s, group);
     }
     dial.report_closed(s, group);
+    if (group.waits_for_paths) ask_for_paths(s, group);
+}
+
+/// Asks the coordinator for the best paths of the group.
+pub fn ask_for_paths(s: *Session, group: *Group) void {
+    group.waits_for_paths = true;
+    if (s.control_state != .open or group.asks) return; // on_joined asks
+    s.send(.{ .optimize = .{ .group = group.id.? } });
+}
+
+pub fn on_optimized(s: *Session, group: *Group) void {
+    if (!group.waits_for_paths) return;
+    group.waits_for_paths = false;
+    s.host.vtable.group_event(s.host.ctx, group, .optimized);
 }
 
 /// The group of this name whose join the coordinator has not answered yet.

@@ -15,6 +15,7 @@ pub const Pace = @import("flow.zig").Pace;
 pub const Rates = @import("session.zig").Rates;
 pub const Sample = @import("flow.zig").Sample;
 pub const Group = @import("group.zig").Group;
+pub const PathsNow = @import("measure.zig").PathsNow;
 pub const Names = @import("operation.zig").Names;
 pub const Call = call.Call;
 pub const CallError = call.CallError;

@@ -348,6 +348,8 @@ pub const GroupEvent = union(enum) {
     /// The pending admit() entered an epoch or passed the safe point.
     admitted,
     admit_failed: Status,
+    /// No better paths are known than those of the current attempt (user.zig: optimize).
+    optimized,
     /// This peer is not a member of the group any more.
     gone: Status,
 };
@@ -872,7 +874,10 @@ pub fn account_of_traffic(
 fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     const flow = &link.flow;
     const rate = sum_within(sum_within(flow.carries(), flow.ceiling), ceiling);
-    const limit = sum_within(sum_within(flow.limit(), flow.ceiling), ceiling);
+    // A link that the user limits is full at that rate.
+    const found = flow.limit();
+    const own = if (found == 0) flow.ceiling else sum_within(found, flow.ceiling);
+    const limit = sum_within(own, ceiling);
     return .{
         .peer = link.peer,
         .sent = per_second(link.sent - link.sent_told, span_ns),
@@ -975,6 +980,8 @@ test "an account says how the link carries, by the most it has moved until it is
     link.flow.ceiling = 500;
     expected.rate = 500;
     expected.limit = 500;
+    try std.testing.expectEqual(expected, try told_within(&link, 700));
+    link.flow.alone.rate = 0;
     try std.testing.expectEqual(expected, try told_within(&link, 700));
 }
 

@@ -238,6 +238,16 @@ pub fn admit_withdraw(
     group.member.admit_give_up();
 }
 
+/// Asks for the best paths of the group. The event `optimized` follows once the coordinator knows
+/// no better paths. A call while another waits is answered with it.
+pub fn optimize(s: *Session, now: Instant, group: *Group) error{ Left, NotAdmitted }!void {
+    s.reach(now);
+    if (group.state != .joined) return error.Left;
+    if (group.member.current == null) return error.NotAdmitted;
+    if (!group.waits_for_paths) membership.ask_for_paths(s, group);
+    control.run_deferred(s);
+}
+
 /// Begins an operation. The event operation_finished follows, perhaps before this returns. The
 /// caller must have checked the arguments, except for checks that depend on the membership.
 pub fn begin(s: *Session, now: Instant, group: *Group, call: Call) CallError!*Operation {

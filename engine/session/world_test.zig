@@ -40,6 +40,7 @@ pub const Node = struct {
     connection: ?*protocol.Connection = null,
     dials_control: bool = false,
     ready: bool = false,
+    optimized: u32 = 0,
     admitted: u32 = 0,
     admit_failure: ?session.Status = null,
     /// Why it is not in a group that it asked for, or not any more.
@@ -391,6 +392,7 @@ pub const World = struct {
                 @memcpy(node.refusal[0..node.refusal_bytes], why[0..node.refusal_bytes]);
             },
             .join_failed => |body| node.failure = body.status,
+            .optimized => node.optimized += 1,
             .gone => |status| node.failure = status,
         }
     }

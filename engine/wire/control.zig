@@ -1139,6 +1139,19 @@ pub const Probe = struct {
         .rank = limits.measured_max - 1,
     };
 };
+/// A member asks for the best paths of its group: links of unknown rates are probed first, and the
+/// coordinator answers with `optimized` once no better paths are known.
+pub const Optimize = struct {
+    group: u16,
+
+    pub const bounds = .{ .group = group_last };
+};
+/// The answer to `optimize`: the member knows the best paths.
+pub const Optimized = struct {
+    group: u16,
+
+    pub const bounds = .{ .group = group_last };
+};
 pub const StatusReply = struct {
     json: Bytes,
 
@@ -1198,6 +1211,8 @@ pub const Message = union(enum(u16)) {
     entered: Entered,
     measured: Measured,
     probe: Probe,
+    optimize: Optimize,
+    optimized: Optimized,
 };
 
 pub const Error = codec.Error || error{ UnknownKind, BadReserved };

@@ -6,7 +6,7 @@ const base = @import("base");
 
 /// The version in every hello, which must be equal at peers and coordinator. Each change of the
 /// layout of a message or frame raises it, so that older peers learn why they are refused.
-pub const version: u16 = 8;
+pub const version: u16 = 9;
 
 pub const hello_bytes = 96;
 pub const answer_bytes = 32;

@@ -490,6 +490,10 @@ def status_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON: docs/reference/STATUS.md.")
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Plans and links instead of members: docs/guides/PLANS.md."),
+    ] = False,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Refresh until Ctrl-C; with --json a line each time."),
@@ -508,11 +512,11 @@ def status_command(
     if watch and as_json:
         status.stream_json(token, interval=interval, timeout=timeout)
     elif watch:
-        status.watch(token, interval=interval, timeout=timeout)
+        status.watch(token, interval=interval, timeout=timeout, plan=plan)
     elif as_json:
         status.show_json(token, timeout=timeout)
     else:
-        status.show(token, timeout=timeout)
+        status.show(token, timeout=timeout, plan=plan)
 
 
 @app.command(name="doctor", cls=Command)

@@ -36,9 +36,9 @@ def show_json(token: str, *, timeout: float) -> None:
     print(json.dumps(_ask(token, timeout, told_after=SILENCE), indent=2))
 
 
-def show(token: str, *, timeout: float) -> None:
-    """Prints the status as a page on stdout."""
-    Console().print(page(_ask(token, timeout, told_after=SILENCE)))
+def show(token: str, *, timeout: float, plan: bool = False) -> None:
+    """Prints the status as a page on stdout; with `plan` the page of plans and links."""
+    Console().print(page(_ask(token, timeout, told_after=SILENCE), plan=plan))
 
 
 def stream_json(token: str, *, interval: float, timeout: float) -> None:
@@ -62,7 +62,7 @@ def stream_json(token: str, *, interval: float, timeout: float) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def watch(token: str, *, interval: float, timeout: float) -> None:
+def watch(token: str, *, interval: float, timeout: float, plan: bool = False) -> None:
     """Shows the status and refreshes it until Ctrl-C, also while the coordinator is away."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -70,7 +70,7 @@ def watch(token: str, *, interval: float, timeout: float) -> None:
             while True:
                 view: RenderableType
                 try:
-                    view = page(_ask(token, timeout))
+                    view = page(_ask(token, timeout), plan=plan)
                 except pccl_py.CoordinatorUnreachable as error:
                     view = Text(f"coordinator unreachable: {error}", style="bold red")
                 live.update(view, refresh=True)
@@ -105,18 +105,21 @@ def _ask(token: str, timeout: float, *, told_after: float | None = None) -> dict
     return answer
 
 
-def page(status: dict[str, Any]) -> RenderableType:
+def page(status: dict[str, Any], *, plan: bool = False) -> RenderableType:
     """Renders a coordinator's answer. Raises PcclError if the answer is not a status."""
     try:
-        return render(status)
+        return render(status, plan=plan)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise pccl_py.PcclError(
             "the coordinator's answer is not a status: use its release, or --json"
         ) from error
 
 
-def render(status: dict[str, Any]) -> RenderableType:
-    """A status (docs/reference/STATUS.md) as a page. Raises PcclError unless its schema is 1."""
+def render(status: dict[str, Any], *, plan: bool = False) -> RenderableType:
+    """A status (docs/reference/STATUS.md) as a page: members, links that move, and operations.
+
+    With `plan`: plans and all links. Raises PcclError unless the schema is 1.
+    """
     if status["schema"] != SCHEMA:
         raise pccl_py.PcclError(
             f"the status has schema {status['schema']}, this command knows {SCHEMA}: use --json"
@@ -165,6 +168,9 @@ def render(status: dict[str, Any]) -> RenderableType:
         parts += _awaited(group, names)
         parts += _attendance(group)
         for epoch in group["epochs"]:
+            if plan:
+                parts += [_epoch_head(epoch), *_plan(epoch)]
+                continue
             parts += [_epoch_head(epoch), _members(epoch), *_measured(epoch)]
             if epoch["operations"]:
                 parts += [_operations(epoch)]
@@ -296,6 +302,8 @@ def _measured(epoch: dict[str, Any]) -> list[RenderableType]:
             _carries_in_all(member),
         )
         for link in member["links"]:
+            if not link["sent_per_s"] and not link["received_per_s"]:
+                continue  # `pccl status --plan` shows the links that move nothing
             speeds = (size(link["sent_per_s"]), size(link["received_per_s"]))
             _add_row(table, "", link["rank"], *speeds, "", "", "", carries(link))
     return [table] if table.row_count else []
@@ -323,6 +331,108 @@ def carries(link: dict[str, Any]) -> str:
     if lanes:
         parts.append(f"{lanes} lane{'s' if lanes > 1 else ''}")
     return ", ".join(parts)
+
+
+# ---- plans
+
+# Members of the largest epoch whose links are shown as a matrix; of more, as a list.
+_MATRIX_MAX = 8
+# Rates of this age are shown with their age.
+_OLD_NS = 60 * 10**9
+# Between members that are nearer it does not matter where the coordinator is.
+_NEAR_NS = 10**7
+
+
+def _plan(epoch: dict[str, Any]) -> list[RenderableType]:
+    """The plan of an epoch, why it was chosen, and the links that it rests on."""
+    parts: list[RenderableType] = [Text.assemble(("plan ", "dim"), (shown(_way(epoch)), "bold"))]
+    planned = epoch.get("planned")
+    if planned is None:
+        parts.append(Text("no rates are known yet, so data goes in rank order", style="dim"))
+        return parts
+    if planned["predicted_ns"] and planned["bound_ns"]:
+        share = planned["bound_ns"] / planned["predicted_ns"]
+        limits = " and ".join(_limit(epoch, limit) for limit in planned["limits"])
+        parts.append(
+            Text(
+                f"64 MiB take {_seconds(planned['predicted_ns'])}, {share:.0%} of what these "
+                f"links can give; limited by {shown(limits)}"
+            )
+        )
+    tried = [f"{name} {_seconds(planned[key])}" for key, name in _TRIED.items() if planned[key]]
+    if tried:
+        says = "compared, where links may carry more than they have: " + ", ".join(tried)
+        parts.append(Text(says, style="dim"))
+    if planned.get("middle_rtt_ns", 0) >= _NEAR_NS:
+        nearest = _ranked(epoch, planned["middle"])
+        far = duration(planned["middle_rtt_ns"])
+        says = f"nearest to all: {nearest}, {far} at most; the coordinator would best be there"
+        parts.append(Text(shown(says), style="dim"))
+    parts.append(_links(epoch))
+    return parts
+
+
+_TRIED = {
+    "ring_of_ranks_ns": "ring in rank order",
+    "best_ring_ns": "best ring",
+    "direct_even_ns": "direct",
+    "direct_shares_ns": "direct with shares",
+}
+
+
+def _way(epoch: dict[str, Any]) -> str:
+    """The plan in words: "ring 0 2 1 3, direct below 64 KiB"."""
+    if epoch["plan"] == "ring":
+        way = "ring " + " ".join(map(str, epoch["order"]))
+    elif epoch["shares"]:
+        owners = (f"{rank}:{share}" for rank, share in enumerate(epoch["shares"]) if share)
+        way = "direct, shares " + " ".join(owners)
+    else:
+        way = "direct by ranks " + " ".join(map(str, epoch["hubs"]))
+    small = epoch["small_bytes"]
+    return f"{way}, direct below {size(small)}" if small else way
+
+
+def _limit(epoch: dict[str, Any], limit: dict[str, Any]) -> str:
+    start, end = limit["from"], limit["to"]
+    if end is None:
+        return f"what {_ranked(epoch, start)} sends"
+    if start is None:
+        return f"what {_ranked(epoch, end)} receives"
+    return f"{_ranked(epoch, start)} -> {_ranked(epoch, end)}"
+
+
+def _seconds(ns: int) -> str:
+    return f"{ns / 1e9:.3g} s"
+
+
+def _links(epoch: dict[str, Any]) -> Table:
+    """The known links of all members, as a matrix where few members are alive."""
+    alive = [member for member in epoch["members"] if member["alive"]]
+    if len(alive) > _MATRIX_MAX:
+        table = _table("from", "to", "carries", "age")
+        for member in alive:
+            for link in sorted(member["links"], key=lambda link: int(link["rank"])):
+                row = (member["rank"], link["rank"], carries(link), duration(link.get("age_ns", 0)))
+                _add_row(table, *row)
+        return table
+    table = _table("from", "label", "in all", *(f"to {member['rank']}" for member in alive))
+    for column in table.columns:
+        column.justify = "left"
+    for member in alive:
+        links = {link["rank"]: link for link in member["links"]}
+        cells = ["-" if other is member else _cell(links.get(other["rank"])) for other in alive]
+        row = (member["rank"], member.get("label", ""), _carries_in_all(member), *cells)
+        # Each part of a cell has a line of its own.
+        table.add_row(*(Text(shown(cell).replace(", ", "\n")) for cell in row))
+    return table
+
+
+def _cell(link: dict[str, Any] | None) -> str:
+    if link is None:
+        return "?"
+    old = f", {duration(link['age_ns'])} old" if link.get("age_ns", 0) > _OLD_NS else ""
+    return carries(link) + old
 
 
 def _operations(epoch: dict[str, Any]) -> Table:

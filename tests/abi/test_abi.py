@@ -163,6 +163,9 @@ def null_calls() -> dict[str, Any]:
         "set_deadline comm": lambda c: lib.pccl_comm_set_deadline(null, 0),
         "info comm": lambda c: lib.pccl_comm_info(null, options("comm_info")),
         "info info": lambda c: lib.pccl_comm_info(c, null),
+        "plan comm": lambda c: lib.pccl_comm_plan(null, options("comm_plan")),
+        "plan plan": lambda c: lib.pccl_comm_plan(c, null),
+        "optimize_topology comm": lambda c: lib.pccl_comm_optimize_topology(null, 0, null),
         "all_reduce comm": lambda c: lib.pccl_all_reduce(null, data, data, 4, 0, null, null),
         "all_reduce send": lambda c: lib.pccl_all_reduce(c, null, data, 4, 0, null, null),
         "all_reduce recv": lambda c: lib.pccl_all_reduce(c, data, null, 4, 0, null, null),
@@ -775,6 +778,29 @@ def test_create_is_withdrawn_when_the_callback_says_so() -> None:
         refused(status, "PCCL_CANCELLED")
         assert asked == [(threading.get_ident(), "mine")] * 3
         assert made[0] == ffi.NULL
+
+
+def test_the_plan_of_a_peer_alone() -> None:
+    with coordinator() as running:
+        comm = connect(lib.pccl_coordinator_token(running))
+        plan = options("comm_plan")
+        check(lib.pccl_comm_plan(comm, plan))
+        assert (plan.epoch, plan.kind, plan.world_size) == (0, 0, 0)
+        refused(lib.pccl_comm_optimize_topology(comm, 0, plan), "PCCL_INVALID_USAGE")
+        check(lib.pccl_comm_admit(comm, 0, ffi.NULL))
+        check(lib.pccl_comm_optimize_topology(comm, 0, ffi.NULL))
+        for is_waiting in (False, True):
+            if is_waiting:
+                check(lib.pccl_comm_optimize_topology(comm, 0, plan))
+            else:
+                check(lib.pccl_comm_plan(comm, plan))
+            assert (plan.epoch, plan.attempt, plan.kind) == (1, 1, lib.PCCL_PLAN_RING)
+            assert (plan.world_size, plan.order_count, plan.limit_count) == (1, 1, 0)
+            assert not any(plan.order) and not any(plan.shares)
+        check(lib.pccl_comm_close(comm))
+        refused(lib.pccl_comm_plan(comm, plan), "PCCL_INVALID_USAGE")
+        refused(lib.pccl_comm_optimize_topology(comm, 0, plan), "PCCL_INVALID_USAGE")
+        lib.pccl_comm_destroy(comm)
 
 
 def test_membership_from_create_to_destroy() -> None:

@@ -102,6 +102,7 @@ FILLED: dict[str, Call] = {
     "token_info": lambda world, made: lib.pccl_token_parse(world.token, made),
     "admission": lambda world, made: lib.pccl_comm_admit(world.comm, 0, made),
     "comm_info": lambda world, made: lib.pccl_comm_info(world.comm, made),
+    "comm_plan": lambda world, made: lib.pccl_comm_plan(world.comm, made),
     "outcome": lambda world, made: lib.pccl_work_outcome(world.work, made),
     "outcome_range": lambda world, made: lib.pccl_work_range(world.work, 0, made, ffi.NULL, 0),
     "sync_outcome": lambda world, made: lib.pccl_state_sync(world.state, ffi.NULL, made),

@@ -89,7 +89,7 @@ const Booth = struct {
         const booth = of(ctx);
         if (group == booth.group) switch (event) {
             .refused, .join_failed, .gone => booth.is_gone = true,
-            .ready, .admitted, .admit_failed => {},
+            .ready, .admitted, .admit_failed, .optimized => {},
         };
     }
     fn operation_finished(_: *anyopaque, _: *Operation) void {}

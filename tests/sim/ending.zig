@@ -44,7 +44,7 @@ pub fn check_progress(world: *World) void {
             return world.after(50 * ms, .check_progress);
         if (node.state != .up) continue;
         for (node.users) |*user| {
-            if (user.clean_rounds == 0) waiting = user;
+            if (user.clean_rounds == 0 or user.waits_for_paths) waiting = user;
         }
     }
     const user = waiting orelse {
@@ -54,8 +54,12 @@ pub fn check_progress(world: *World) void {
     };
     if (world.now > world.healed_at + progress_ns) return world.checkers.fail(
         .p6_progress,
-        "p{d} group {d} has not got on: it is {t}, in epoch {d}, with {d} calls in flight",
-        .{ user.node.index, user.index, user.state, user.epoch, user.in_flight() },
+        "p{d} group {d} has not got on: it is {t}, in epoch {d}, with {d} calls in flight, " ++
+            "waits for paths: {}",
+        .{
+            user.node.index, user.index,       user.state,
+            user.epoch,      user.in_flight(), user.waits_for_paths,
+        },
     );
     world.after(50 * ms, .check_progress);
 }

@@ -15,10 +15,21 @@ pub fn are_open(config: *const Config) bool {
     return config.lanes == 0;
 }
 
-/// Now and then a link would like another number of lanes: fewer leave some over, which close.
-pub fn wish(prng: *Prng, link: *session_layer.Link) void {
+/// Now and then a link would like another number of lanes: fewer leave some over, which close. Then
+/// it and its peer have also carried more or less than before, so that plans change.
+pub fn wish(prng: *Prng, session: *session_layer.Session, link: *session_layer.Link) void {
     if (!prng.chance(samples_between)) return;
     link.flow.spread.lanes = @intCast(prng.between(1, lanes_max));
+    session.node.up.rate = rate(prng);
+    session.node.down.rate = rate(prng);
+    link.flow.brought.rate = rate(prng);
+    link.flow.carried.rate = rate(prng);
+    link.flow.alone.rate = if (prng.chance(2)) link.flow.carried.rate else 0;
+}
+
+/// From 1 MB/s to 128 MB/s, each as likely as its double.
+fn rate(prng: *Prng) u64 {
+    return @as(u64, 1_000_000) << @intCast(prng.below(8));
 }
 
 /// Counters never go back; now and then they jump.

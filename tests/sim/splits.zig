@@ -179,6 +179,7 @@ pub fn hear(user: *User, event: session_layer.GroupEvent) void {
         .ready => .ready,
         .admitted => .admitted,
         .refused, .join_failed, .admit_failed, .gone => .over,
+        .optimized => unreachable, // nobody asks for the paths of a sub-group
     };
     sub.heard_count += 1;
 }

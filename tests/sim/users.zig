@@ -71,6 +71,8 @@ pub const User = struct {
     admit_was_impatient: bool = false,
     /// It passes the safe point together with all.
     is_together: bool = false,
+    /// It has asked for the best paths, and has no answer yet.
+    waits_for_paths: bool = false,
     seen_attempt: u32 = 0,
     seen_epoch: u64 = 0,
     /// Made of members of its group.
@@ -196,6 +198,7 @@ fn forget_group(user: *User) void {
     user.kept = null;
     user.heard_count = 0;
     user.state = .outside;
+    user.waits_for_paths = false;
     splits.drop(user);
     leave_group(user, group);
     for (user.node.open_works.items) |work| {
@@ -247,12 +250,19 @@ pub fn group_event(node: *Node, group: *Group, event: GroupEvent) void {
     assert(user.node == node);
     if (user.sub.group == group) return splits.hear(user, event);
     if (user.group != group) return; // it was left already
+    if (event == .optimized) {
+        if (!user.waits_for_paths)
+            node.world.checkers.fail(.interface, "p{d}: paths nobody asked for", .{node.index});
+        user.waits_for_paths = false;
+        return;
+    }
     const heard: User.Heard = switch (event) {
         .ready => .ready,
         .refused, .join_failed => .join_failed,
         .admitted => .admitted,
         .admit_failed => |status| .{ .admit_failed = status },
         .gone => .gone,
+        .optimized => unreachable,
     };
     node.world.note("p{d} group {d}: {t}", .{ node.index, user.index, event });
     node.world.trace.mix(@intFromEnum(heard));
@@ -383,10 +393,25 @@ fn admitted(user: *User) void {
 pub fn split_over(user: *User) void {
     const world = user.world();
     user.state = .running;
+    ask_for_paths(user);
     world.note("p{d} runs g{d}/e{d}/r{d}", .{
         user.node.index, user.index, user.epoch, user.round_number,
     });
     wake_after(user, think_ns(world));
+}
+
+/// In one round of four: the user waits for the best paths beside its calls. After the end of the
+/// faults nobody asks any more, and whoever has asked must be answered (ending.zig).
+fn ask_for_paths(user: *User) void {
+    const world = user.world();
+    const drawn = [_]u64{ user.index, user.node.index, user.epoch, user.round_number };
+    const hash = std.hash.Wyhash.hash(world.config.seed, std.mem.sliceAsBytes(&drawn));
+    if (world.phase != .safety or hash % 4 > 0) return;
+    user.waits_for_paths = true;
+    session_user.optimize(user.node.session.?, user.node.here(), user.group.?) catch |err| {
+        world.note("p{d} cannot ask for paths: {t}", .{ user.node.index, err });
+        user.waits_for_paths = false;
+    };
 }
 
 fn check_epoch(user: *User) void {

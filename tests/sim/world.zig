@@ -1354,7 +1354,8 @@ fn host_lane_sample(ctx: *anyopaque, lane: *Lane) ?session_layer.Sample {
     if (!paths.are_open(&world.config)) return null;
     // At rest nobody may dial, and an opened lane is not measured yet: what it asks for would wait.
     const is_measured = world.phase == .safety and lane.sample != null;
-    if (is_measured) if (lane.link) |link| paths.wish(&world.prng_paths, link);
+    const session = node_of(ctx).session.?;
+    if (is_measured) if (lane.link) |link| paths.wish(&world.prng_paths, session, link);
     return paths.sample(&world.prng_paths, lane.sample);
 }
 
