@@ -22,6 +22,7 @@ from bench import (
     jax_steps,
     kernels,
     loopback,
+    planner,
     price,
     recovery,
     state_hash,
@@ -173,6 +174,16 @@ def kernels_command(
     """Each kernel on one thread against its loads and stores alone, and other libraries."""
     sizes = _sizes(size)
     kernels.run(sizes, match, quick=quick, as_json=as_json, out=out)
+
+
+@app.command(name="planner")
+def planner_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON lines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run of 4 worlds each.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for planner.jsonl.")] = Path("bench_out"),
+) -> None:
+    """The time of the chosen plan on random links, beside other rings and the bound."""
+    planner.run(quick=quick, as_json=as_json, out=out)
 
 
 @app.command(name="accuracy")

@@ -70,6 +70,7 @@ class Measured:
     case: Case
     operations: list[Operation] = field(default_factory=list)
     since: list[float] = field(default_factory=list)
+    epoch: dict[str, Any] = field(default_factory=dict)  # at the end, as the status has it
 
     def add(self, operation: Operation, since: float | None = None) -> None:
         """`since`: an instant, or its beginning."""
@@ -112,6 +113,7 @@ def run(
     # A smoke run is no number, so a lane may have what it likes.
     allowed = algorithms if quick else wan_network.allowed_here()
     report, failed = Report(BENCH, out, as_json=as_json), []
+    planned: dict[str, tuple[Case, dict[str, Any]]] = {}
     for case in cases:
         why_not = not_run(case, algorithms, allowed)
         if why_not:
@@ -124,10 +126,14 @@ def run(
             failed.append(case.name)
             continue
         report.add(rows_of(case, measured))
+        if measured[OURS].epoch:
+            planned[case.name] = case, measured[OURS].epoch
     picture = None
     if report.rows:
         picture = out / f"{BENCH}.png"
         wan_plot.draw(report.rows, picture)
+    if planned:
+        wan_plot.draw_plans(list(planned.values()), out / f"{BENCH}-plans.png")
     rows = report.finish(*tables(report.rows), picture=picture)
     if quick:
         status.print("a smoke run: calls are too small for their shares to say anything")
@@ -159,6 +165,7 @@ def measure(
                         say(library, once(), None, "to warm up")
                     for _ in range(count):
                         until_it_counts(once, measured[library], tries_max, say, library)
+            measured[OURS].epoch = peers.epoch()
     return measured
 
 

@@ -131,6 +131,10 @@ class Peers(Closing):
         """All leave each other, and can meet again."""
         self._ask({"do": "part"})
 
+    def epoch(self) -> dict[str, Any]:
+        """The epoch as the coordinator's status has it: its plan, its members and their links."""
+        return next(told for told in self._ask({"do": "epoch"}).values() if told)
+
     def begin(self, asked: dict[str, Any], pause: float) -> Begun:
         """Lets all begin an operation so many seconds after the end of the one before."""
         is_counted = sum(asked["sizes"]) >= wan_lanes.OPERATION_BYTES_MIN

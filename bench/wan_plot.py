@@ -1,6 +1,7 @@
-"""The picture of the benchmark of long links: the share of the bound that each case reaches.
+"""The pictures of the benchmark of long links, which wan_measure.py has drawn.
 
-It owns `wan.png`; the rows it draws are made in `wan_measure.py`.
+`wan.png` shows the share of the bound that each case reaches, `wan-plans.png` the links that were
+measured in each case and the plan that was chosen by them.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from bench.common import Row
 from bench.loopback_plot import BASELINES, OURS, STYLE
+from bench.wan_cases import Case
 
 INCHES_A_CASE = 0.42
 INCHES_BESIDE = 1.9
@@ -63,6 +69,76 @@ def draw(rows: list[Row], path: Path) -> None:
         figure.suptitle("One operation over emulated long links", fontweight="bold")
         figure.supxlabel(f"python -m bench wan, {machine()}, {datetime.now(UTC):%F}", fontsize=8)
         figure.savefig(path)
+
+
+COLUMNS = 3
+INCHES_A_PANEL = 3.1
+
+
+def draw_plans(planned: list[tuple[Case, dict[str, Any]]], path: Path) -> None:
+    """Draws a panel for each case, of the epoch that the coordinator's status had at its end."""
+    lines = -(-len(planned) // COLUMNS)
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        size = (INCHES_A_PANEL * COLUMNS, 0.9 + (INCHES_A_PANEL + 0.5) * lines)
+        figure = Figure(figsize=size, dpi=150, layout="constrained")
+        grid = figure.subplots(lines, COLUMNS, squeeze=False)
+        for place, axes in enumerate(grid.flat):
+            if place < len(planned):
+                draw_plan(axes, *planned[place])
+            else:
+                axes.set_axis_off()
+        figure.suptitle("Measured links, in Mbit/s, and the plan for 64 MiB", fontweight="bold")
+        figure.supxlabel(
+            "from the rank of the line to that of the column; framed: links of the ring; "
+            f"in brackets: shares of the direct schedule\npython -m bench wan, {machine()}",
+            fontsize=8,
+        )
+        figure.savefig(path)
+
+
+def draw_plan(axes: Axes, case: Case, epoch: dict[str, Any]) -> None:
+    """The rate of each link as a colour and a number, and the plan over it."""
+    count = len(epoch["members"])
+    rates = rates_of(epoch)
+    known = [rate for line in rates for rate in line if rate]
+    axes.imshow(
+        [[rate or float("nan") for rate in line] for line in rates],
+        cmap="YlGnBu",
+        norm=LogNorm(min(known, default=1.0) / 2, 2 * max(known, default=1.0)),
+    )
+    for source in range(count):
+        for target in range(count):
+            rate = rates[source][target]
+            text = "" if source == target else f"{rate:.0f}" if rate else "?"
+            axes.text(target, source, text, ha="center", va="center", fontsize=8)
+    order, is_ring = epoch["order"], epoch["plan"] == "ring"
+    if is_ring:
+        for source, target in zip(order, order[1:] + order[:1], strict=True):
+            frame = (target - 0.46, source - 0.46)
+            axes.add_patch(
+                Rectangle(frame, 0.92, 0.92, fill=False, edgecolor="#D55E00", linewidth=2.2)
+            )
+    labels = list(map(str, range(count)))
+    if not is_ring:
+        shares = epoch["shares"] or [1] * count
+        labels = [f"{rank}  ({share})" for rank, share in enumerate(shares)]
+    axes.set_yticks(range(count), labels)
+    axes.set_xticks(range(count))
+    axes.tick_params(length=0)
+    axes.set_title(case.name, loc="left", fontweight="bold")
+    way = "ring " + " ".join(map(str, order)) if is_ring else "direct"
+    predicted = epoch.get("planned", {}).get("predicted_ns", 0) / 1e9
+    axes.set_xlabel(f"{way}: {predicted:.3g} s predicted" if predicted else way)
+
+
+def rates_of(epoch: dict[str, Any]) -> list[list[float]]:
+    """Mbit/s from each rank to each other; 0: not known."""
+    count = len(epoch["members"])
+    rates = [[0.0] * count for _ in range(count)]
+    for member in epoch["members"]:
+        for link in member.get("links", []):
+            rates[member["rank"]][link["rank"]] = link["rate"] * 8 / 1e6
+    return rates
 
 
 def gloo_shares(rows: list[Row]) -> dict[str, float]:

@@ -8,6 +8,7 @@ lines, on standard input and output:
     {"do": "meet"}      the offer of this process: {"token": ...} or {"store_port": ...} or {}
     {"meeting": ...}    the offers of all; then {"met": true}
     {"do": "call", "library": ..., "at": ..., "work": ..., ...}     an Asked; then one Sample
+    {"do": "epoch"}     the epoch of the coordinator's status, from the process that has it
     {"do": "part"}      leaves the others; then {"parted": true}; it may meet them again
 
 `at` is an instant of the clock that all processes of the machine share, at which all begin: over
@@ -92,6 +93,7 @@ class Library(Protocol):
     def sync(self, serial: int, is_newcomer: bool) -> float: ...
     def contributors(self, values: Values) -> tuple[int, int, Values | float]: ...
     def figures(self) -> tuple[float | None, float | None]: ...
+    def epoch(self) -> dict[str, Any]: ...
     def part(self) -> None: ...
 
 
@@ -171,6 +173,12 @@ class Ours:
         (outcome,) = self._outcomes
         return outcome.predicted, outcome.bound
 
+    def epoch(self) -> dict[str, Any]:
+        if self._coordinator is None:
+            return {}
+        epoch: dict[str, Any] = pccl.run_status(self._coordinator.token)["groups"][0]["epochs"][-1]
+        return epoch
+
     def part(self) -> None:
         if self._state is not None:
             self._state.close()
@@ -236,6 +244,9 @@ class Gloo:
     def figures(self) -> tuple[float | None, float | None]:
         return None, None
 
+    def epoch(self) -> dict[str, Any]:
+        return {}
+
     def part(self) -> None:
         self._dist.destroy_process_group()
 
@@ -275,6 +286,10 @@ class Worker:
             library.meet(meeting)
         self._idle_bytes = common.memory_bytes()
         tell({"met": True})
+
+    def tell_epoch(self) -> None:
+        """Tells the epoch of the status; nothing where the coordinator is not in this process."""
+        tell(self._libraries["pccl"].epoch())
 
     def part(self) -> None:
         """Leaves the others."""
@@ -342,6 +357,8 @@ def main() -> None:
             worker.meet()
         elif what == "part":
             worker.part()
+        elif what == "epoch":
+            worker.tell_epoch()
         else:
             tell(asdict(worker.sample(Asked(**heard))))
 
