@@ -431,12 +431,13 @@ pcclResult_t pcclArePeersPending(const pcclComm_t *communicator, bool *pending_o
   return pcclSuccess;
 }
 
-/* Changes nothing: paths of data follow the measured rates by themselves. */
 pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator) {
   pcclComm_t *comm;
   TRY(connected(communicator, &comm));
   const sizes_t now = sizes_of(comm);
-  return now.own + now.others > 1 ? pcclSuccess : refuse(pcclInvalidUsage, "there is one peer");
+  if (now.own + now.others < 2) return refuse(pcclInvalidUsage, "there is one peer");
+  return result_of(pccl_comm_optimize_topology(comm->group, 0, NULL),
+                   pcclTopologyOptimizationFailed);
 }
 
 /* ---- reductions */

@@ -85,7 +85,7 @@ typedef enum pcclResult_t {
   pcclNoSharedStateAvailable = 9,     /* no peer has a state whose content may be taken */
   pcclPendingAsyncOps = 10,           /* reductions are in flight here: await them first */
   pcclUpdateTopologyFailed = 11,      /* no peer has passed the safe point: call pcclUpdateTopology again */
-  pcclTopologyOptimizationFailed = 12 /* never returned */
+  pcclTopologyOptimizationFailed = 12 /* links were still being probed at the deadline; the paths may still change */
 } pcclResult_t;
 
 /* Type of one element. */
@@ -258,8 +258,9 @@ PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t *communicator);
  * get the same answer. Reductions may be in flight. */
 PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t *communicator, bool *pending_out);
 
-/* Succeeds without a change: paths of data follow the measured rates by themselves. pcclInvalidUsage if this peer is
- * alone. Returns at once. */
+/* Waits until the data of the peer group takes the best paths: links whose rates are not known are probed first. Any
+ * peer may call it, alone or together with others; reductions may be in flight. Paths follow the measured rates without
+ * it, too, but wait for a quiet moment. pcclInvalidUsage if this peer is alone. */
 PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator);
 
 /* ---- Reductions ------------------------------------------------------------------------------------------ */

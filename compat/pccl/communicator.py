@@ -190,11 +190,15 @@ class Communicator:
         return flag[0] != 0
 
     def optimize_topology(self) -> None:
-        """Changes nothing: paths of data follow the measured rates by themselves."""
-        self._opened("pcclOptimizeTopology")
+        """Waits until the peer group's data takes the best paths; any peer may call it alone.
+
+        Links whose rates are not known are probed first.
+        """
+        _, group = self._opened("pcclOptimizeTopology")
         if self.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
             raise PCCLError(Result.INVALID_USAGE, "pcclOptimizeTopology", "there is one peer")
-        _log.info("optimize_topology: paths follow the measured rates by themselves")
+        with self._told("pcclOptimizeTopology", group, Result.TOPOLOGY_OPTIMIZATION_FAILED):
+            _log.info("optimize_topology: %s", group.optimize_topology())
 
     def sync_shared_state(
         self,
