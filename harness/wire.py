@@ -11,7 +11,7 @@ import socket
 import struct
 
 MAGIC = b"PCCL\r\n\x1a\n"
-VERSION = 8
+VERSION = 9
 HELLO_BYTES, ANSWER_BYTES, HEAD_BYTES = 96, 32, 8
 CONTROL, LANE, STATUS = 1, 2, 3  # purposes of a connection, in its hello
 WELCOME, FULL, HELD = 1, 6, 7  # verdicts of an answer

@@ -470,9 +470,9 @@ typedef struct pccl_comm_plan {
 PCCL_API pccl_status_t pccl_comm_plan(pccl_comm_t *comm, pccl_comm_plan_t *plan);
 /* Waits until no better plan is known: links whose rates are not known are probed first, and a better plan begins at
  * once, although members may be busy. Any member may call it, alone or together with others, at any time; operations go
- * on meanwhile. Plans follow the rates without it, but wait for a quiet moment and probe when nothing moves. plan may be
- * NULL. PCCL_INVALID_USAGE before the first admit; PCCL_DEADLINE_EXCEEDED changes nothing for operations. deadline_ns
- * 0: the communicator's default. */
+ * on meanwhile. Plans follow the rates without it, but wait for a quiet moment, and links are probed while nothing
+ * moves. plan may be NULL. PCCL_INVALID_USAGE before the first admit; PCCL_DEADLINE_EXCEEDED changes nothing for
+ * operations. deadline_ns 0: the communicator's default. */
 PCCL_API pccl_status_t pccl_comm_optimize_topology(pccl_comm_t *comm, uint64_t deadline_ns, pccl_comm_plan_t *plan);
 /* Members of the current epoch in rank order. Writes at most capacity ids and returns how many there are. */
 PCCL_API uint32_t pccl_comm_members(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);

@@ -81,7 +81,7 @@ class GroupInfo:
     lost: str | None = None
 
 
-# The end of a limit that stands for all links of the other end, PCCL_ALL_LINKS in pccl.h.
+# The end of a limit that stands for all links of the other end, as in pccl.h.
 _ALL_LINKS = 0xFFFFFFFF
 
 
