@@ -174,7 +174,7 @@ nb::tuple plan(Comm &comm) {
   nb::list order, shares, limits;
   for (uint32_t index = 0; index < found.order_count; index += 1) order.append(found.order[index]);
   for (uint32_t rank = 0; rank < found.world_size; rank += 1)
-    shares.append(rank < PCCL_HUBS_MAX ? found.shares[rank] : 0);
+    shares.append(rank < PCCL_PLAN_SHARES_MAX ? found.shares[rank] : 0);
   for (uint32_t index = 0; index < found.limit_count; index += 1)
     limits.append(nb::make_tuple(found.limits[index].from, found.limits[index].to));
   return nb::make_tuple(found.epoch, found.attempt, found.kind, order, shares, found.small_bytes,

@@ -432,16 +432,16 @@ typedef struct pccl_comm_info {
 #define PCCL_COMM_INFO_INIT { sizeof(pccl_comm_info_t), 0, 0, 0, 0, 0, 0, 0, {{0}}, 0, 0, PCCL_OK, 0 }
 
 PCCL_API pccl_status_t pccl_comm_info(pccl_comm_t *comm, pccl_comm_info_t *info);
-/* A limit of a plan: the link between two ranks; or, with PCCL_ALL_LINKS at one end, all links of the rank at the other
- * end together. */
-typedef struct pccl_limit {
+/* A limit of a plan: the link between two ranks; or, with PCCL_PLAN_ALL_LINKS at one end, all links of the rank at the
+ * other end together. */
+typedef struct pccl_plan_limit {
   uint32_t from;
   uint32_t to;
-} pccl_limit_t;
-#define PCCL_ALL_LINKS 0xffffffffu
-#define PCCL_LIMITS_MAX 8
-#define PCCL_PEERS_MAX 512   /* the most members of a group */
-#define PCCL_HUBS_MAX 32     /* the most members of an epoch that has a direct plan */
+} pccl_plan_limit_t;
+#define PCCL_PLAN_ALL_LINKS 0xffffffffu
+#define PCCL_PLAN_LIMITS_MAX 8
+#define PCCL_PLAN_ORDER_MAX 512 /* the most members of a group */
+#define PCCL_PLAN_SHARES_MAX 32 /* the most members of an epoch that has a direct plan */
 
 /* The plan of an epoch's current attempt: the way that the data of a call with PCCL_PLAN_AUTO takes, and its time
  * (docs/guides/PLANS.md). Times are of an all_reduce of 64 MiB at the rates that this peer knows. */
@@ -458,10 +458,10 @@ typedef struct pccl_comm_plan {
                             the broken links */
   uint32_t limit_count;  /* number of limits: the links that need longest */
   uint32_t reserved;     /* 0 */
-  pccl_limit_t limits[PCCL_LIMITS_MAX];
-  uint16_t order[PCCL_PEERS_MAX]; /* the ranks in the order of the ring */
-  uint8_t shares[PCCL_HUBS_MAX];  /* by rank, the parts of the data that each member owns in the direct plan. All 0: the
-                                     members own equally much */
+  pccl_plan_limit_t limits[PCCL_PLAN_LIMITS_MAX];
+  uint8_t shares[PCCL_PLAN_SHARES_MAX]; /* by rank, the parts of the data that each member owns in the direct plan. All
+                                           0: the members own equally much */
+  uint16_t order[PCCL_PLAN_ORDER_MAX];  /* the ranks in the order of the ring */
 } pccl_comm_plan_t;
 #define PCCL_COMM_PLAN_INIT \
   { sizeof(pccl_comm_plan_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {{0, 0}}, {0}, {0} }
@@ -471,8 +471,8 @@ PCCL_API pccl_status_t pccl_comm_plan(pccl_comm_t *comm, pccl_comm_plan_t *plan)
 /* Waits until no better plan is known: links whose rates are not known are probed first, and a better plan begins at
  * once, although members may be busy. Any member may call it, alone or together with others, at any time; operations go
  * on meanwhile. Plans follow the rates without it, but wait for a quiet moment, and links are probed while nothing
- * moves. plan may be NULL. PCCL_INVALID_USAGE before the first admit; PCCL_DEADLINE_EXCEEDED changes nothing for
- * operations. deadline_ns 0: the communicator's default. */
+ * moves. plan may be NULL. PCCL_INVALID_USAGE before the first admit; after PCCL_DEADLINE_EXCEEDED a better plan may
+ * still begin. deadline_ns 0: the communicator's default. */
 PCCL_API pccl_status_t pccl_comm_optimize_topology(pccl_comm_t *comm, uint64_t deadline_ns, pccl_comm_plan_t *plan);
 /* Members of the current epoch in rank order. Writes at most capacity ids and returns how many there are. */
 PCCL_API uint32_t pccl_comm_members(pccl_comm_t *comm, pccl_peer_id_t *ids, uint32_t capacity);

@@ -435,7 +435,8 @@ pcclResult_t pcclOptimizeTopology(const pcclComm_t *communicator) {
   pcclComm_t *comm;
   TRY(connected(communicator, &comm));
   const sizes_t now = sizes_of(comm);
-  if (now.own + now.others < 2) return refuse(pcclInvalidUsage, "there is one peer");
+  if (now.own + now.others < 2)
+    return refuse(pcclInvalidUsage, "this peer is alone: pcclUpdateTopology lets others in");
   return result_of(pccl_comm_optimize_topology(comm->group, 0, NULL),
                    pcclTopologyOptimizationFailed);
 }

@@ -196,7 +196,8 @@ class Communicator:
         """
         _, group = self._opened("pcclOptimizeTopology")
         if self.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-            raise PCCLError(Result.INVALID_USAGE, "pcclOptimizeTopology", "there is one peer")
+            why = "this peer is alone: update_topology() lets others in"
+            raise PCCLError(Result.INVALID_USAGE, "pcclOptimizeTopology", why)
         with self._told("pcclOptimizeTopology", group, Result.TOPOLOGY_OPTIMIZATION_FAILED):
             _log.info("optimize_topology: %s", group.optimize_topology())
 

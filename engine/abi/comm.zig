@@ -66,7 +66,7 @@ pub const CommInfo = extern struct {
 };
 
 pub const Limit = extern struct { from: u32, to: u32 };
-/// The end of a limit that stands for all links of the other end, PCCL_ALL_LINKS of pccl.h.
+/// The end of a limit that stands for all links of the other end, PCCL_PLAN_ALL_LINKS of pccl.h.
 const all_links = std.math.maxInt(u32);
 
 pub const CommPlan = extern struct {
@@ -82,8 +82,8 @@ pub const CommPlan = extern struct {
     limit_count: u32,
     reserved: u32,
     limits: [8]Limit,
-    order: [base.limits.peers_max]u16,
     shares: [base.limits.full_mesh_max]u8,
+    order: [base.limits.peers_max]u16,
 };
 
 /// The type pccl_comm_t of pccl.h.

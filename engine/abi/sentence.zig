@@ -348,9 +348,9 @@ pub fn pending(err: session.CallError) Error {
 
 pub fn optimize(err: net.Membership.OptimizeError) Error {
     return switch (err) {
-        error.DeadlineExceeded => say(.deadline_exceeded, "optimize_topology timed out: links " ++
-            "were still being probed, or a better plan had not begun; operations go on as " ++
-            "before, and the plan may still change", .{}),
+        error.DeadlineExceeded => say(.deadline_exceeded, "optimize_topology timed out before " ++
+            "the coordinator had answered: it has links probed first, and is perhaps away. " ++
+            "Operations go on, and a better plan may still begin: call again, with more time", .{}),
         else => |other| told(other, .{}),
     };
 }

@@ -115,6 +115,8 @@ pub const link_rtt_ns_told_max = 60 * std.time.ns_per_s;
 pub const link_again_ppm_max = 1_000_000;
 /// Links of a peer whose measurements the coordinator keeps: all links of a few groups.
 pub const links_measured_max = 4 * full_mesh_max;
+/// The least round trip of a link that is far: far links are paced and probed.
+pub const far_ns = 2 * std.time.ns_per_ms;
 /// Members of the largest epoch whose members are told what each link carries; in larger epochs
 /// most links are unmeasured.
 pub const measured_max = full_mesh_max;

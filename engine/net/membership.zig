@@ -27,11 +27,14 @@ pub const Membership = struct {
     /// A thread is in `admit`, perhaps not awake yet: another thread would take its result away.
     in_admit: bool = false,
     admit_failure: ?Status = null,
-    /// Set when the best paths are known for which threads wait (`optimize`), or the membership is
-    /// over.
-    optimized: lock.Signal = .{},
+    /// The threads that wait for the best paths (`optimize`).
+    waiters: ?*Waiter = null,
     /// The epoch that `admit` last told the user.
     epoch_seen: u64 = 0,
+
+    /// A thread that waits. Its signal is set once the best paths are known, or the membership is
+    /// over.
+    const Waiter = struct { signal: lock.Signal = .{}, next: ?*Waiter = null };
 
     pub const Failure = struct {
         /// The status of the failure; null: the coordinator has refused the join.
@@ -144,7 +147,7 @@ pub const Membership = struct {
             if (membership.left) return;
             membership.left = true;
             const waits = membership.group.is_admitting();
-            membership.optimized.set();
+            membership.wake_waiters();
             user.leave(engine.session, clock.now(), membership.group);
             if (waits) membership.admit_over(.cancelled);
             engine.communicators -= 1;
@@ -257,20 +260,43 @@ pub const Membership = struct {
         interrupt: Interrupt,
     ) OptimizeError!Status {
         const engine = membership.engine;
+        var waiter: Waiter = .{};
         {
             const mode = engine.enter();
             defer engine.leave(mode);
             if (membership.left) return error.Closed;
             if (membership.failure) |failure| return failure.status.?;
-            if (!membership.group.waits_for_paths) membership.optimized.clear();
             user.optimize(engine.session, clock.now(), membership.group) catch |err| switch (err) {
                 error.Left => return error.Closed,
                 error.NotAdmitted => return error.NotAdmitted,
             };
+            waiter.next = membership.waiters;
+            membership.waiters = &waiter;
         }
-        if (!try interrupt.wait(&membership.optimized, deadline)) return error.DeadlineExceeded;
-        if (membership.lost()) |status| return status;
-        return .ok;
+        const waited = interrupt.wait(&waiter.signal, deadline);
+        // Under the lock: whoever sets the signal is done with it.
+        engine.lock.lock();
+        defer engine.lock.unlock();
+        membership.remove_waiter(&waiter);
+        if (membership.left) return error.Closed;
+        if (membership.failure) |failure| return failure.status.?;
+        return if (waiter.signal.is_set()) .ok else if (try waited) .ok else error.DeadlineExceeded;
+    }
+
+    fn wake_waiters(membership: *Membership) void {
+        while (membership.waiters) |waiter| {
+            membership.waiters = waiter.next;
+            waiter.signal.set();
+        }
+    }
+
+    fn remove_waiter(membership: *Membership, waiter: *Waiter) void {
+        var place = &membership.waiters;
+        while (place.*) |other| : (place = &other.next) {
+            if (other != waiter) continue;
+            place.* = waiter.next;
+            return;
+        }
     }
 
     /// The paths of the current attempt; null: this peer is in no epoch yet.
@@ -417,10 +443,10 @@ pub const Membership = struct {
             },
             .admitted => membership.admit_over(null),
             .admit_failed => |status| membership.admit_over(status),
-            .optimized => membership.optimized.set(),
+            .optimized => membership.wake_waiters(),
             .gone => |status| {
                 membership.failure = .init(status, "");
-                membership.optimized.set();
+                membership.wake_waiters();
                 if (membership.group.is_admitting()) membership.admit_over(status);
             },
         }

@@ -151,8 +151,8 @@ pub const limits_max = 8;
 /// Links whose time is within this part of the slowest one's limit an operation as well.
 const limit_part = 16;
 
-/// Fills in the links that need longest, and then the members; none if a rate that is needed
-/// is not known. A member is named only where its links could each carry more.
+/// Finds the limits of an operation: the links that need longest, and then the members. A member is
+/// named only if its links could each carry more. There are no limits if a rate is not known.
 pub fn limits_of(
     matrix: *const Matrix,
     volume: *const Volume,
@@ -168,13 +168,13 @@ pub fn limits_of(
     for (course.order) |a| for (course.order) |b| if (spent.link[a][b] >= near) {
         sends |= bit(a);
         receives |= bit(b);
-        found.appendBounded(.{ .from = a, .to = b }) catch break;
+        found.appendBounded(.{ .from = a, .to = b }) catch return found.items;
     };
     for (course.order) |rank| {
         if (spent.out[rank] >= near and sends & bit(rank) == 0)
-            found.appendBounded(.{ .from = rank, .to = null }) catch break;
+            found.appendBounded(.{ .from = rank, .to = null }) catch return found.items;
         if (spent.in[rank] >= near and receives & bit(rank) == 0)
-            found.appendBounded(.{ .from = null, .to = rank }) catch break;
+            found.appendBounded(.{ .from = null, .to = rank }) catch return found.items;
     }
     return found.items;
 }

@@ -215,6 +215,9 @@ pub const Explained = struct {
         var explained: Explained = .{};
         var course = course_of(paths, large);
         course.commit_ns = commit_ns;
+        // Hubs also carry the data of members that do not reach each other.
+        if (course.way == .direct) for (course.order) |rank|
+            if (!paths.hubs.has(rank)) return explained;
         explained.figures = figures.of(matrix, &volume_of(large), &course);
         const found = figures.limits_of(matrix, &volume_of(large), &course, &explained.limits);
         explained.limit_count = found.len;
@@ -394,7 +397,7 @@ const Planned = struct {
         paths.shares = .{};
         const even_ns = predicted_ns(matrix, &paths, large);
         tried.even_ns = even_ns;
-        if (are_hubs_measured(question)) {
+        if (are_members_measured(question)) {
             paths.shares = try shares.of(gpa, matrix, question.alive, &paths.hubs);
             tried.uneven_ns = predicted_ns(matrix, &paths, large);
         }
@@ -406,8 +409,8 @@ const Planned = struct {
         best.take_if_faster(&paths, if (is_even) even_ns else tried.uneven_ns);
     }
 
-    /// Whether it is known what each hub sends. A hub that has never been busy may be the fastest.
-    fn are_hubs_measured(question: *const Question) bool {
+    /// Whether the uplink of each member was measured. A hub that was never busy may be fast.
+    fn are_members_measured(question: *const Question) bool {
         const members: Order = .of(question.alive);
         for (members.slice()) |rank| if (question.matrix.?.up[rank] == 0) return false;
         return true;

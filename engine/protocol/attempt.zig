@@ -368,11 +368,10 @@ pub fn end_attempts(epoch: *Epoch) void {
 // the measured rates (measurement.zig), and the member that must leave because there is no way
 // around broken links. Better paths come with an attempt of the same members, so what is settled
 // stays, and what is on its way is sent again. So they wait for a moment in which no member has a
-// call, at most `plan_wait` pauses, unless they take half of the time. A liar that reports other
+// call, at most a pause, unless they take half of the time. A liar that reports other
 // rates again and again causes one attempt in each pause (`plan_pause_ns`; the first three pauses
 // of an epoch are shorter, because the first plans know little).
 
-const plan_wait = 6;
 /// The least time between two searches for better paths. A search among 32 members takes tens of
 /// milliseconds.
 const look_pause_ns = std.time.ns_per_s;
@@ -382,15 +381,21 @@ const look_pause_ns = std.time.ns_per_s;
 pub fn review_plan(run: *Run, group: *const Group, epoch: *Epoch, now: base.Instant) void {
     const planned = &epoch.planned;
     const pause_ns = run.options.plan_pause_ns;
+    planned.asked = planned.asked.intersect(&epoch.alive);
+    const is_waited_for = !planned.asked.is_empty();
+    if (is_waited_for) run.due_at = @min(run.due_at, now +| asked_look_ns);
     if (!epoch.running or epoch.recovering) return;
-    const is_asked = !planned.asked.is_empty() and !measurement.is_probing(run, epoch, now);
+    if (pause_ns == base.never) return answer(run, epoch);
+    const is_asked = is_waited_for and !measurement.is_probing(run, epoch, now);
+    // A liar that has every plan replaced holds nobody up.
+    if (is_asked and planned.changes > planned.changes_before) answer(run, epoch);
     const is_due = now >= planned.not_before and now >= planned.look_at;
     if (is_due and planned.seen != epoch.measured.changes) look(run, group, epoch, now);
     if (planned.since == base.never) {
         if (is_asked and planned.seen == epoch.measured.changes) answer(run, epoch);
         return;
     }
-    const has_waited = now - planned.since >= plan_wait *| pause_ns;
+    const has_waited = now - planned.since >= pause_ns;
     const is_urgent = is_asked or planned.is_urgent or has_waited;
     if (!is_urgent and !measurement.is_idle(epoch)) return;
     planned.since = base.never;
@@ -414,18 +419,19 @@ fn look(run: *const Run, group: *const Group, epoch: *Epoch, now: base.Instant) 
 
 // ---- paths that members ask for
 //
-// A member may wait for the best paths (`optimize`): links whose rates are not known are probed,
-// and the member is answered when no better paths are known. It does not wait for probes that
-// cannot come: between members that are near each other, and while members are busy.
+// A member may wait for the best paths (`optimize`): links whose rates are not known are probed
+// (measurement.zig: is_probing), and the member is answered when no better paths are known, or when
+// better paths have begun since it asked.
 
-/// How long members that wait for the best paths wait for the next probe.
-const probes_wait_ns = 3 * std.time.ns_per_s;
+/// The time between two reviews while a member waits.
+const asked_look_ns = 100 * std.time.ns_per_ms;
 
 pub fn on_optimize(run: *Run, group: *const Group, peer: *const Peer, now: base.Instant) void {
     const epoch = group.current() orelse return;
     const rank = epoch.rank_of(peer) orelse return;
     const planned = &epoch.planned;
-    if (planned.asked.is_empty()) planned.probes_by = now +| probes_wait_ns;
+    if (planned.asked.is_empty()) planned.asked_at = now;
+    if (!planned.asked.has(rank)) planned.changes_before = planned.changes;
     planned.asked.set(rank);
     run.due_at = @min(run.due_at, now);
 }
@@ -436,7 +442,7 @@ pub fn pass_askers(before: *Epoch, next: *Epoch) void {
         const earlier = before.rank_of(member.peer.?) orelse continue;
         if (before.planned.asked.has(earlier)) next.planned.asked.set(rank);
     }
-    next.planned.probes_by = before.planned.probes_by;
+    next.planned.asked_at = before.planned.asked_at;
     before.planned.asked = .empty;
 }
 

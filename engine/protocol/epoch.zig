@@ -183,10 +183,11 @@ pub const Epoch = struct {
         look_at: base.Instant = 0,
         /// The ways that the last search compared.
         tried: plan.planner.Tried = .{},
-        /// Ranks that wait for the best paths (`optimize`), and the time until which they wait for
-        /// probes that may still come.
+        /// Ranks that wait for the best paths (`optimize`), when the first of them asked, and
+        /// `changes` when the last of them did.
         asked: Mask = .empty,
-        probes_by: base.Instant = 0,
+        asked_at: base.Instant = 0,
+        changes_before: u32 = 0,
     };
 
     pub const Began = struct { round: u64, safe_point: u64, joined: u32, left: []const PeerId };

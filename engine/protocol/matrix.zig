@@ -146,7 +146,8 @@ pub const Probes = struct {
     /// An entry for each pair of ranks, at low * size + high; empty: no pair was looked for yet.
     pairs: []Pair = &.{},
 
-    pub const Pair = struct { due: base.Instant = 0, asked: u8 = 0 };
+    /// When the pair is asked next, when it was asked first, and how often it was asked.
+    pub const Pair = struct { due: base.Instant = 0, first_at: base.Instant = 0, asked: u8 = 0 };
 
     pub fn deinit(probes: *Probes, gpa: Allocator) void {
         gpa.free(probes.pairs);

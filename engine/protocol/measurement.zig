@@ -215,10 +215,9 @@ pub fn gather(run: *Run, now: Instant) void {
 pub fn review_probes(run: *Run, epoch: *Epoch, now: Instant) Allocator.Error!void {
     if (!run.options.probes or !epoch.running or epoch.members.len > limits.measured_max) return;
     var free: Mask = .empty;
-    const inside = epoch.activated.intersect(&epoch.inside());
-    for (epoch.members, 0..) |*member, rank| {
-        const peer = member.peer orelse continue;
-        if (!inside.has(rank) or !peer.is_present(epoch.group)) continue;
+    for (0..epoch.members.len) |rank| {
+        if (!may_be_asked(epoch, rank)) continue;
+        const peer = epoch.members[rank].peer.?;
         if (peer.may_probe and peer.probes_until <= now) free.set(rank);
     }
     if (free.count() < 2) return;
@@ -253,25 +252,50 @@ fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
     return found;
 }
 
-/// Whether a link of unknown rate is being probed for the first time, or may be soon.
+/// How long members that ask for the best paths wait for a member that is busy, or that has not
+/// told its round trips yet.
+const busy_wait_ns = 3 * std.time.ns_per_s;
+/// How long a member may take to tell what a probe has found, beside a heartbeat
+/// (session.zig: traffic_every_ns).
+const tell_ns = 2 * std.time.ns_per_s;
+
+/// Whether members that ask for the best paths should wait for the first probe of a link whose rate
+/// is not known. They do not wait where no probe can come, and never longer than all links need.
 pub fn is_probing(run: *const Run, epoch: *const Epoch, now: Instant) bool {
     if (!run.options.probes or epoch.members.len > limits.measured_max) return false;
+    const asked_at = epoch.planned.asked_at;
+    const found_ns = round_ns + tell_ns + run.options.heartbeat_ns;
+    if (now -| asked_at > found_ns * epoch.members.len) return false;
     for (0..epoch.members.len) |low| for (low + 1..epoch.members.len) |high| {
+        if (!may_be_asked(epoch, low) or !may_be_asked(epoch, high)) continue;
         const ranks: [2]u16 = .{ @intCast(low), @intCast(high) };
-        const one = epoch.members[low].peer orelse continue;
-        const other = epoch.members[high].peer orelse continue;
         if (!(is_unknown(epoch, ranks) or is_unknown(epoch, .{ ranks[1], ranks[0] }))) continue;
         const pair: Pair = if (epoch.probes.pairs.len > 0) pair_of(epoch, ranks).* else .{};
         if (pair.asked > 0) {
-            if (pair.asked == 1 and now < pair.due) return true;
+            if (now -| pair.first_at < found_ns) return true;
             continue;
         }
-        if (one.may_probe and other.may_probe) return true;
-        const are_near = one.is_idle and other.is_idle and
-            @max(one.probes_until, other.probes_until) <= now;
-        if (!are_near and now < epoch.planned.probes_by) return true;
+        const peers = peers_of(epoch, ranks);
+        if (is_near(peers)) continue;
+        if (peers[0].may_probe and peers[1].may_probe) return true;
+        if (@max(peers[0].probes_until, peers[1].probes_until) > now) return true;
+        if (now -| asked_at < busy_wait_ns) return true;
     };
     return false;
+}
+
+/// Whether the round trip of a link is known to be so short that members do not probe the link.
+fn is_near(peers: [2]*const Peer) bool {
+    const there = believed(peers[0], peers[1]).rtt_ns;
+    const back = believed(peers[1], peers[0]).rtt_ns;
+    return @max(there, back) > 0 and @max(there, back) < limits.far_ns;
+}
+
+/// Whether the coordinator may ask a member for a probe, once the member has a moment.
+fn may_be_asked(epoch: *const Epoch, rank: usize) bool {
+    const peer = epoch.members[rank].peer orelse return false;
+    const is_inside = epoch.activated.has(rank) and !epoch.closed.has(rank);
+    return is_inside and peer.is_present(epoch.group);
 }
 
 /// Whether the rate of the link from the first rank to the second is not known.
@@ -297,8 +321,8 @@ fn ask_probes(run: *Run, epoch: *Epoch, now: Instant, ranks: [2]u16) void {
             .rank = way[1],
         } });
     }
-    epoch.planned.probes_by = @max(epoch.planned.probes_by, now +| 2 * round_ns);
     const pair = pair_of(epoch, ranks);
+    if (pair.asked == 0) pair.first_at = now;
     pair.due = now +| (@as(u64, round_ns) << @intCast(@min(pair.asked, doubled_max)));
     pair.asked +|= 1;
 }

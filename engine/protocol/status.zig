@@ -292,6 +292,7 @@ fn write_measured(page: *Page, epoch: *const Epoch, peer: *const Peer, now: base
     for (row.links.items) |*link| {
         const rank = epoch.ranks.get(link.peer) orelse continue; // a link of another group
         const moves = is_fresh and link.told_at == row.told_at;
+        if (!moves and epoch.members.len > limits.measured_max) continue; // the page has no room
         try json.beginObject();
         try field(json, "rank", rank);
         try field(json, "sent_per_s", if (moves) link.sent else 0);

@@ -481,7 +481,7 @@ pub const Spread = struct {
     pub const near = 2;
     const far = 4;
     const distant = 8;
-    pub const far_ns = 2 * ms;
+    pub const far_ns = limits.far_ns;
     const distant_ns = 50 * ms;
 
     /// The number of lanes that a link with this round trip begins with.

@@ -874,10 +874,10 @@ pub fn account_of_traffic(
 fn traffic_of_link(link: *const Link, span_ns: u64, ceiling: u64) Traffic {
     const flow = &link.flow;
     const rate = sum_within(sum_within(flow.carries(), flow.ceiling), ceiling);
-    // A link that the user limits is full at that rate.
-    const found = flow.limit();
-    const own = if (found == 0) flow.ceiling else sum_within(found, flow.ceiling);
-    const limit = sum_within(own, ceiling);
+    // A link that carries as much as the user allows it is full.
+    const is_held = flow.ceiling > 0 and rate >= flow.ceiling / 8 * 7;
+    const found = if (is_held) rate else sum_within(flow.limit(), flow.ceiling);
+    const limit = sum_within(found, ceiling);
     return .{
         .peer = link.peer,
         .sent = per_second(link.sent - link.sent_told, span_ns),
@@ -982,6 +982,10 @@ test "an account says how the link carries, by the most it has moved until it is
     expected.limit = 500;
     try std.testing.expectEqual(expected, try told_within(&link, 700));
     link.flow.alone.rate = 0;
+    try std.testing.expectEqual(expected, try told_within(&link, 700));
+    link.flow.carried.rate = 400; // it may carry more than it has
+    expected.rate = 400;
+    expected.limit = 0;
     try std.testing.expectEqual(expected, try told_within(&link, 700));
 }
 

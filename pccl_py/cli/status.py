@@ -336,7 +336,9 @@ def carries(link: dict[str, Any]) -> str:
 # ---- plans
 
 # Members of the largest epoch whose links are shown as a matrix; of more, as a list.
-_MATRIX_MAX = 8
+_MATRIX_MAX = 4
+# Members of the largest epoch that is planned.
+_PLANNED_MAX = 32
 # Rates of this age are shown with their age.
 _OLD_NS = 60 * 10**9
 # Between members that are nearer it does not matter where the coordinator is.
@@ -348,7 +350,9 @@ def _plan(epoch: dict[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = [Text.assemble(("plan ", "dim"), (shown(_way(epoch)), "bold"))]
     planned = epoch.get("planned")
     if planned is None:
-        parts.append(Text("no rates are known yet, so data goes in rank order", style="dim"))
+        few = len(epoch["members"]) <= _PLANNED_MAX
+        says = "no rates are known yet" if few else "epochs of more than 32 members are not planned"
+        parts.append(Text(says, style="dim"))
         return parts
     if planned["predicted_ns"] and planned["bound_ns"]:
         share = planned["bound_ns"] / planned["predicted_ns"]
@@ -361,12 +365,12 @@ def _plan(epoch: dict[str, Any]) -> list[RenderableType]:
         )
     tried = [f"{name} {_seconds(planned[key])}" for key, name in _TRIED.items() if planned[key]]
     if tried:
-        says = "compared, where links may carry more than they have: " + ", ".join(tried)
+        says = "the planner expected, if links carry as much as their ends: " + ", ".join(tried)
         parts.append(Text(says, style="dim"))
     if planned.get("middle_rtt_ns", 0) >= _NEAR_NS:
         nearest = _ranked(epoch, planned["middle"])
         far = duration(planned["middle_rtt_ns"])
-        says = f"nearest to all: {nearest}, {far} at most; the coordinator would best be there"
+        says = f"the coordinator would best be beside {nearest}: {far} at most to any member"
         parts.append(Text(shown(says), style="dim"))
     parts.append(_links(epoch))
     return parts
@@ -416,13 +420,13 @@ def _links(epoch: dict[str, Any]) -> Table:
                 row = (member["rank"], link["rank"], carries(link), duration(link.get("age_ns", 0)))
                 _add_row(table, *row)
         return table
-    table = _table("from", "label", "in all", *(f"to {member['rank']}" for member in alive))
+    table = _table("from", "in all", *(f"to {member['rank']}" for member in alive))
     for column in table.columns:
         column.justify = "left"
     for member in alive:
         links = {link["rank"]: link for link in member["links"]}
         cells = ["-" if other is member else _cell(links.get(other["rank"])) for other in alive]
-        row = (member["rank"], member.get("label", ""), _carries_in_all(member), *cells)
+        row = (member["rank"], _carries_in_all(member), *cells)
         # Each part of a cell has a line of its own.
         table.add_row(*(Text(shown(cell).replace(", ", "\n")) for cell in row))
     return table

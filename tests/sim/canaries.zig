@@ -13,7 +13,7 @@ const scenario = @import("scenario.zig");
 const out = std.debug.print;
 
 /// Until a mutation is caught.
-const seeds_max = 4000;
+const seeds_max = 2000;
 /// Which the unmutated code must pass.
 const seeds_clean = 500;
 /// The unit test takes the first of these, because a debug build is slow.
