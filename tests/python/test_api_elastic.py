@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -278,11 +279,13 @@ def test_an_error_is_raised_once_patience_is_over(coordinator: pccl.Coordinator)
 
 
 def test_nobody_to_connect_to_ends_with_patience() -> None:
-    with pccl.Coordinator() as coordinator:
-        token = coordinator.token
-    program = Program(token, patience=1.5, connect_timeout=0.2)
-    with pytest.raises(pccl.CoordinatorUnreachable):
-        program.run(well)
+    # A port that is bound refuses connections, and no coordinator of another test gets it.
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        token = pccl.token_create(f"127.0.0.1:{bound.getsockname()[1]}")
+        program = Program(token, patience=1.5, connect_timeout=0.2)
+        with pytest.raises(pccl.CoordinatorUnreachable):
+            program.run(well)
 
 
 def test_a_peer_that_fails_for_good_is_lost_and_the_others_repeat_the_step(
