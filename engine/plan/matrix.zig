@@ -68,7 +68,7 @@ pub const Matrix = struct {
     }
 };
 
-/// The smaller of two rates; a rate of 0 is not known.
+/// The smaller of two rates; a rate of 0 is not known, or no limit.
 pub fn lesser(one: u64, other: u64) u64 {
     return if (one == 0) other else if (other == 0) one else @min(one, other);
 }

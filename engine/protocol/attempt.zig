@@ -368,9 +368,9 @@ pub fn end_attempts(epoch: *Epoch) void {
 // the measured rates (measurement.zig), and the member that must leave because there is no way
 // around broken links. Better paths come with an attempt of the same members, so what is settled
 // stays, and what is on its way is sent again. So they wait for a moment in which no member has a
-// call, at most a pause, unless they take half of the time. A liar that reports other
-// rates again and again causes one attempt in each pause (`plan_pause_ns`; the first three pauses
-// of an epoch are shorter, because the first plans know little).
+// call, at most a pause, unless they take half of the time. A liar that reports other rates again
+// and again causes one attempt in each pause (`plan_pause_ns`; the first three pauses of an epoch
+// are shorter, because the first plans know little).
 
 /// The least time between two searches for better paths. A search among 32 members takes tens of
 /// milliseconds.

@@ -244,8 +244,7 @@ fn earliest(epoch: *const Epoch, free: *const Mask, now: Instant) ?[2]u16 {
         if (!free.has(low) or !free.has(high)) continue;
         const ranks: [2]u16 = .{ @intCast(low), @intCast(high) };
         const due = pair_of(epoch, ranks).due;
-        if (due > now or !(is_unknown(epoch, ranks) or is_unknown(epoch, .{ ranks[1], ranks[0] })))
-            continue;
+        if (due > now or !is_either_unknown(epoch, ranks)) continue;
         if (found) |other| if (pair_of(epoch, other).due <= due) continue;
         found = ranks;
     };
@@ -269,7 +268,7 @@ pub fn is_probing(run: *const Run, epoch: *const Epoch, now: Instant) bool {
     for (0..epoch.members.len) |low| for (low + 1..epoch.members.len) |high| {
         if (!may_be_asked(epoch, low) or !may_be_asked(epoch, high)) continue;
         const ranks: [2]u16 = .{ @intCast(low), @intCast(high) };
-        if (!(is_unknown(epoch, ranks) or is_unknown(epoch, .{ ranks[1], ranks[0] }))) continue;
+        if (!is_either_unknown(epoch, ranks)) continue;
         const pair: Pair = if (epoch.probes.pairs.len > 0) pair_of(epoch, ranks).* else .{};
         if (pair.asked > 0) {
             if (now -| pair.first_at < found_ns) return true;
@@ -296,6 +295,11 @@ fn may_be_asked(epoch: *const Epoch, rank: usize) bool {
     const peer = epoch.members[rank].peer orelse return false;
     const is_inside = epoch.activated.has(rank) and !epoch.closed.has(rank);
     return is_inside and peer.is_present(epoch.group);
+}
+
+/// Whether the rate of the link between two ranks is not known in some direction.
+fn is_either_unknown(epoch: *const Epoch, ranks: [2]u16) bool {
+    return is_unknown(epoch, ranks) or is_unknown(epoch, .{ ranks[1], ranks[0] });
 }
 
 /// Whether the rate of the link from the first rank to the second is not known.

@@ -27,6 +27,7 @@ const Together = @import("pace.zig").Together;
 const Header = wire.frame.Header;
 const Side = plan.matrix.Side;
 const bit = plan.matrix.bit;
+const lesser = plan.matrix.lesser;
 const limits = base.limits;
 const members_max = plan.matrix.members_max;
 
@@ -308,11 +309,6 @@ pub fn begin_after(links: []const *Link, node: *Node, idle_ns: u64) void {
             lane.lost_before = if (lane.sample) |sample| sample.retransmitted else 0;
         };
     }
-}
-
-/// The smaller of two limits; a limit of 0 means no limit.
-fn lesser(one: u64, other: u64) u64 {
-    return if (one == 0) other else if (other == 0) one else @min(one, other);
 }
 
 fn tell(host: Host, lane: *Lane, wanted: Pace) void {
